@@ -1,0 +1,186 @@
+"""The manifest of a bundle, ``lade.json``: what the folder holds and what an engine must know.
+
+Invariants: a manifest in memory is complete and of types as annotated; ``read_manifest`` refuses
+everything else with one sentence. The file carries its own digest, so a changed byte in it is
+noticed like one in any other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from lade_edge.engines.errors import ManifestError
+
+MANIFEST_NAME = "lade.json"
+SCHEMA_VERSION = 1
+FORMS = ("canonical", "gqa")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape of the model, in the terms of the graph contract.
+
+    Attributes:
+        architecture: Class name in the source, e.g. ``LlamaForCausalLM``.
+        model_type: Family name, e.g. ``llama``.
+        vocab_size: Columns of ``logits``.
+        num_layers: Layers that own a KV cache.
+        num_kv_heads: ``H_kv``.
+        head_size: ``D``.
+        max_position: Positions the model was made for (rope or learned table).
+        sliding_window: Width in tokens of the layers with a windowed mask, or None.
+        top_k: Columns of ``top_ids``.
+    """
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    max_position: int
+    sliding_window: int | None
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphEntry:
+    """One runnable graph of the bundle.
+
+    Attributes:
+        file: Graph file, in the bundle folder.
+        target: What it was lowered for: ``canonical`` or ``onnxruntime``.
+        form: Tensor contract: ``canonical`` (mask over all S slots, ``write_index``) or ``gqa``
+            (mask over the used slots, ``seqlens_k`` and ``total_length``).
+        precision: Of the weights: ``fp32`` or ``fp16``.
+        float_type: numpy name of the type of masks and KV cache: ``float32`` or ``float16``.
+        opset: Stamped opset of the default domain.
+    """
+
+    file: str
+    target: str
+    form: str
+    precision: str
+    float_type: str
+    opset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size and digest of one file.
+
+    Attributes:
+        size_bytes: Length of the file.
+        sha256: Hex digest of its content.
+    """
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything ``lade.json`` says.
+
+    Attributes:
+        name: Name of the model for people.
+        lade_version: Version that wrote the bundle.
+        source: Where the weights came from.
+        model: Shape of the model.
+        capacity: Default KV slots for prompt + output.
+        eos_token_ids: Ids that end generation: union of config, generation config and tokenizer.
+        graphs: Runnable graphs, the one to prefer first.
+        parity: Largest differences to the reference found at export, per graph file.
+        files: Every other file of the bundle.
+    """
+
+    name: str
+    lade_version: str
+    source: str
+    model: ModelSpec
+    capacity: int
+    eos_token_ids: tuple[int, ...]
+    graphs: tuple[GraphEntry, ...]
+    parity: dict[str, dict[str, float]] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``lade.json`` with schema version and digest."""
+    content: dict[str, Any] = {"schema": SCHEMA_VERSION, **asdict(manifest)}
+    content["digest"] = _digest(content)
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``lade.json``.
+
+    Raises:
+        ManifestError: If it is missing, not JSON, of another schema version, changed since it was
+            written, or not of the expected shape.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise ManifestError(
+            f"{folder} holds no {MANIFEST_NAME}; expected a bundle made by lade-export"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ManifestError(f"{path} can't be read ({error}); export the model again") from error
+    if not isinstance(content, dict):
+        raise ManifestError(f"{path} is not a JSON object; export the model again")
+    schema = content.pop("schema", None)
+    if schema != SCHEMA_VERSION:
+        raise ManifestError(
+            f"{path} has schema version {schema!r}, this lade reads {SCHEMA_VERSION}; "
+            "export the model again with this version"
+        )
+    if content.pop("digest", None) != _digest({"schema": schema, **content}):
+        raise ManifestError(f"{path} was changed after export; export the model again")
+    try:
+        manifest: Manifest = _parse(Manifest, content)
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"{path} is malformed: {error}; export the model again") from error
+    return manifest
+
+
+def _digest(content: dict[str, Any]) -> str:
+    body = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _parse(kind: Any, value: Any, where: str = "") -> Any:
+    """Build ``kind`` (dataclass, tuple, dict, union or plain type) from decoded JSON."""
+    if hasattr(kind, "__dataclass_fields__"):
+        if not isinstance(value, dict):
+            raise TypeError(f"{where or 'the file'} is not an object")
+        hints = get_type_hints(kind)
+        names = [f.name for f in fields(kind)]
+        if missing := [name for name in names if name not in value]:
+            raise ValueError(f"{where}{missing[0]} is missing")
+        if unknown := [name for name in value if name not in names]:
+            raise ValueError(f"{where}{unknown[0]} is not a known field")
+        return kind(**{n: _parse(hints[n], value[n], f"{where}{n}.") for n in names})
+    origin, arguments = getattr(kind, "__origin__", None), get_args(kind)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{where[:-1]} is not a list")
+        return tuple(_parse(arguments[0], item, where) for item in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TypeError(f"{where[:-1]} is not an object")
+        return {key: _parse(arguments[1], item, f"{where}{key}.") for key, item in value.items()}
+    if arguments:  # X | None
+        return None if value is None else _parse(arguments[0], value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{where[:-1]} is {value!r}, expected {kind.__name__}")
+    return value

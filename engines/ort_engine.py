@@ -1,0 +1,222 @@
+"""The engine on ONNX Runtime: IO binding over buffers that are ours and stay where they are.
+
+Bound once per loaded model: every layer's KV cache, input and output alike, to the same memory.
+Bound per step: only what changed its shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lade_edge.engines.bundle import Bundle
+from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
+from lade_edge.engines.kv_cache import HostKVCache
+from lade_edge.engines.masks import fill_mask
+from lade_edge.engines.ort_session import open_session
+from lade_edge.engines.protocol import (
+    BoolArray,
+    EngineSpec,
+    Float32Array,
+    Int64Array,
+    StepResult,
+)
+
+PREFILL_CHUNK = 256  # tokens; wide enough to be compute-bound, small enough for the mask buffer
+
+
+class OnnxRuntimeEngine:
+    """Runs a bundle's canonical or lowered graph on the CPU. Implements `protocol.Engine`.
+
+    Args:
+        bundle: Checked bundle with the graph to run.
+        capacity: Tokens one sequence may hold; None takes the bundle's.
+        max_width: Widest step, in tokens.
+        threads: Threads of one operator; None leaves the choice to ONNX Runtime.
+
+    Raises:
+        CapacityError: If the capacity exceeds the model's positions or the memory.
+        EngineError: If the graph can't be loaded or doesn't have the tensors of its form.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        capacity: int | None = None,
+        max_width: int = 64,
+        threads: int | None = None,
+    ) -> None:
+        model, graph = bundle.manifest.model, bundle.graph
+        capacity = bundle.manifest.capacity if capacity is None else capacity
+        if not 1 <= capacity <= model.max_position:
+            raise CapacityError(
+                f"--capacity {capacity} is outside 1..{model.max_position}, the positions this "
+                "model was made for; choose one inside"
+            )
+        if max_width < 1 or (threads is not None and threads < 1):
+            raise ConfigError("a step and a thread count are at least 1")
+        self._spec = EngineSpec(
+            name=f"onnxruntime-cpu {graph.form} {graph.precision}",
+            device="cpu",
+            vocab_size=model.vocab_size,
+            capacity=capacity,
+            max_width=max_width,
+            max_position=model.max_position,
+            top_k=model.top_k,
+            # the standard Attention operator takes a far slower path for one query than for two
+            plain_width=2 if graph.form == "canonical" and max_width > 1 else 1,
+        )
+        self._window = model.sliding_window
+        self._slots = capacity + max_width
+        float_type = np.dtype(graph.float_type)
+        self._cache = HostKVCache(
+            model.num_layers, model.num_kv_heads, self._slots, model.head_size, float_type
+        )
+        self._length = 0
+        self._session = open_session(bundle.graph_path, threads=threads)
+        self._binding = self._session.io_binding()
+        self._bound_shapes: dict[str, tuple[int, ...]] = {}
+        self._dense = graph.form == "canonical"
+        self._check_inputs(model.num_layers)
+        widest = max(max_width, min(PREFILL_CHUNK, capacity))
+        self._input_ids = np.zeros(widest, np.int64)
+        self._position_ids = np.zeros(widest, np.int64)
+        self._rows = np.zeros(widest, np.int64)
+        self._mask = np.zeros(widest * self._slots, float_type)
+        self._window_mask = np.zeros(widest * self._slots if self._window else 0, float_type)
+        self._write_index = np.zeros(1, np.int64)
+        self._last_slot = np.zeros(1, np.int32)
+        self._total = np.zeros(1, np.int32)
+        self._logits = np.empty((max_width, model.vocab_size), np.float32)
+        self._top_logits = np.empty((max_width, model.top_k), np.float32)
+        self._top_ids = np.empty((max_width, model.top_k), np.int64)
+        self._causal = np.tri(widest, dtype=np.bool_)
+        self._bind_fixed(model.num_layers)
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The fixed facts of this engine."""
+        return self._spec
+
+    @property
+    def length(self) -> int:
+        """Committed slots."""
+        return self._length
+
+    def prefill(self, tokens: Int64Array) -> StepResult:
+        """Append tokens as a causal chain in chunks; see `protocol.Engine.prefill`."""
+        if len(tokens) < 1 or self._length + len(tokens) > self._spec.capacity:
+            raise CapacityError(
+                f"{len(tokens)} tokens after {self._length} committed ones don't fit the capacity "
+                f"of {self._spec.capacity}; raise --capacity or shorten the prompt"
+            )
+        chunk = len(self._input_ids)
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            width = len(part)
+            positions = np.arange(self._length, self._length + width)
+            last = np.array([width - 1])
+            result = self._run(part, positions, self._causal[:width, :width], last)
+            self._length += width
+        return result
+
+    def step(
+        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
+    ) -> StepResult:
+        """Run tokens without committing them; see `protocol.Engine.step`."""
+        if not 1 <= len(tokens) <= self._spec.max_width:
+            raise CapacityError(
+                f"a step of {len(tokens)} tokens is outside 1..{self._spec.max_width}, what this "
+                "engine was opened for"
+            )
+        return self._run(tokens, positions, visible, rows)
+
+    def logits(self, index: int) -> Float32Array:
+        """Logits of a wanted row of the last step; a view, valid until the next step."""
+        row: Float32Array = self._logits[index]
+        return row
+
+    def keep(self, slots: Int64Array) -> None:
+        """Commit rows of the last step; see `protocol.Engine.keep`."""
+        self._cache.compact(self._length, slots)
+        self._length += len(slots)
+
+    def reset(self, length: int = 0) -> None:
+        """Trim to ``length`` committed slots."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"can't trim {self._length} committed slots to {length}")
+        self._length = length
+
+    def _run(
+        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
+    ) -> StepResult:
+        width, wanted, length = len(tokens), len(rows), self._length
+        columns = self._slots if self._dense else length + width
+        self._input_ids[:width] = tokens
+        self._position_ids[:width] = positions
+        self._rows[:wanted] = rows
+        self._write_index[0] = length
+        self._last_slot[0] = length + width - 1
+        self._total[0] = length + width
+        mask = self._mask[: width * columns].reshape(width, columns)
+        fill_mask(mask, length, visible)
+        if self._window:
+            mask = self._window_mask[: width * columns].reshape(width, columns)
+            fill_mask(mask, length, visible, self._position_ids[:width], self._window)
+            self._bind("attn_mask_window", self._window_mask, (1, 1, width, columns))
+        self._bind("input_ids", self._input_ids, (1, width))
+        self._bind("position_ids", self._position_ids, (1, width))
+        self._bind("attn_mask", self._mask, (1, 1, width, columns))
+        self._bind("logit_rows", self._rows, (wanted,))
+        self._bind("logits", self._logits, (1, wanted, self._spec.vocab_size), output=True)
+        self._bind("top_logits", self._top_logits, (1, wanted, self._spec.top_k), output=True)
+        self._bind("top_ids", self._top_ids, (1, wanted, self._spec.top_k), output=True)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # the library raises its own types and bare RuntimeError alike
+            raise EngineError(f"onnxruntime failed in a step of {width} tokens: {error}") from error
+        return StepResult(self._top_ids[:wanted], self._top_logits[:wanted])
+
+    def _bind(
+        self, name: str, buffer: npt.NDArray[Any], shape: tuple[int, ...], *, output: bool = False
+    ) -> None:
+        if name not in self._names or self._bound_shapes.get(name) == shape:
+            return
+        bind = self._binding.bind_output if output else self._binding.bind_input
+        bind(name, "cpu", 0, buffer.dtype, shape, buffer.ctypes.data)
+        self._bound_shapes[name] = shape
+
+    def _bind_fixed(self, num_layers: int) -> None:
+        for layer in range(num_layers):
+            for kind, view in (("k", self._cache.keys(layer)), ("v", self._cache.values(layer))):
+                shape = (1, *view.shape)
+                self._bind(f"{kind}_cache.{layer}", view, shape)
+                self._bind(f"{kind}_cache_out.{layer}", view, shape, output=True)
+        for name, buffer in (
+            ("write_index", self._write_index),
+            ("seqlens_k", self._last_slot),
+            ("total_length", self._total),
+        ):
+            self._bind(name, buffer, (1,))
+
+    def _check_inputs(self, num_layers: int) -> None:
+        inputs = {tensor.name for tensor in self._session.get_inputs()}
+        outputs = {tensor.name for tensor in self._session.get_outputs()}
+        caches = {f"{kind}_cache.{layer}" for kind in "kv" for layer in range(num_layers)}
+        expected = {"input_ids", "position_ids", "attn_mask", "logit_rows"} | caches
+        expected |= {"write_index"} if self._dense else {"seqlens_k", "total_length"}
+        expected |= {"attn_mask_window"} if self._window else set()
+        results = {"logits", "top_logits", "top_ids"}
+        results |= {name.replace("_cache.", "_cache_out.") for name in caches}
+        # a graph in which every layer is windowed, or none uses positions, leaves an input out
+        optional = {"attn_mask", "position_ids"} if self._window else {"position_ids"}
+        if not (expected - optional <= inputs <= expected) or outputs != results:
+            odd = sorted((inputs ^ expected) | (outputs ^ results))
+            raise EngineError(
+                f"the graph's tensors don't match its manifest ({', '.join(odd[:4])}); "
+                "export the model again"
+            )
+        self._names = inputs | outputs

@@ -1,0 +1,49 @@
+"""ONNX Runtime sessions that are what was asked for, or one sentence why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lade_edge.engines.errors import EngineError
+
+CPU_PROVIDER = "CPUExecutionProvider"
+
+
+def open_session(path: Path, *, threads: int | None = None) -> Any:
+    """Load a graph on the CPU.
+
+    Args:
+        path: Graph file; external data is looked for beside it.
+        threads: Threads of one operator; None leaves the choice to the library.
+
+    Raises:
+        EngineError: If onnxruntime is missing, refuses the graph, or runs it on another provider.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise EngineError(
+            "onnxruntime is not installed; pip install 'lade-edge[cpu]' brings it"
+        ) from error
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.inter_op_num_threads = 1
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session = ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
+    except Exception as error:  # the library raises its own types and bare RuntimeError alike
+        raise EngineError(
+            f"onnxruntime {ort.__version__} can't load {path}: {_first_line(error)}"
+        ) from error
+    if session.get_providers() != [CPU_PROVIDER]:
+        raise EngineError(
+            f"onnxruntime runs {path} on {session.get_providers()}, expected {CPU_PROVIDER}"
+        )
+    return session
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

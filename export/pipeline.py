@@ -1,0 +1,309 @@
+"""The export from source to bundle, stage by stage. `export_model` is what the command calls."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from lade_edge.engines import (
+    Bundle,
+    ConfigError,
+    ExportError,
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    ModelSpec,
+    describe_file,
+    open_bundle,
+    open_engine,
+    write_manifest,
+)
+from lade_edge.engines.manifest import MANIFEST_NAME
+from lade_edge.export.atomic_folder import atomic_folder, refuse_existing
+
+CANONICAL_FILE = "model.onnx"
+DEFAULT_CAPACITY = 4096
+TARGETS = ("onnxruntime", "canonical")
+PRECISIONS = ("fp32", "fp16")
+_CANONICAL_OPSET = 24
+_PARITY_WIDTH = 16
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What to make of a source.
+
+    Attributes:
+        target: ``onnxruntime`` (canonical graph and a lowered one) or ``canonical`` alone.
+        precision: ``fp32`` or ``fp16``.
+        capacity: Default KV slots of the bundle; None means 4096, or the model's limit if lower.
+        slim: Leave the canonical graph out of the bundle.
+        overwrite: Replace an existing bundle.
+        check: Compare the graphs with their reference before the bundle is kept.
+
+    Raises:
+        ConfigError: If the options contradict each other.
+    """
+
+    target: str = "onnxruntime"
+    precision: str = "fp32"
+    capacity: int | None = None
+    slim: bool = False
+    overwrite: bool = False
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise ConfigError(f"--target {self.target} is unknown; choose {' or '.join(TARGETS)}")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"--precision {self.precision} is unknown; choose {' or '.join(PRECISIONS)}"
+            )
+        if self.capacity is not None and self.capacity < 1:
+            raise ConfigError(f"--capacity is {self.capacity}, expected at least 1")
+        if self.slim and self.target == "canonical":
+            raise ConfigError(
+                "--slim leaves the canonical graph out and --target canonical makes nothing else; "
+                "drop one of them"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What an export made.
+
+    Attributes:
+        folder: The bundle.
+        manifest: Its manifest.
+        stages_s: Seconds per stage, in order.
+        peak_memory_mb: Largest memory of the process so far, in MB.
+    """
+
+    folder: Path
+    manifest: Manifest
+    stages_s: dict[str, float] = field(default_factory=dict)
+    peak_memory_mb: float = 0.0
+
+
+class _Stages:
+    """Announces stages and keeps their times."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.times_s: dict[str, float] = {}
+        self._progress = progress
+        self._name = ""
+        self._since = 0.0
+
+    def begin(self, name: str) -> None:
+        self.end()
+        self._name, self._since = name, time.perf_counter()
+        self._progress(name)
+
+    def end(self) -> None:
+        if self._name:
+            self.times_s[self._name] = time.perf_counter() - self._since
+        self._name = ""
+
+
+def default_output(source: str, options: ExportOptions) -> Path:
+    """Where a bundle goes when the user names no place: beside nothing, in the working folder."""
+    path = Path(source)
+    if path.suffix == ".onnx":
+        return Path(f"{path.resolve().parent.name}-{options.target}-{options.precision}")
+    return Path(path.stem if path.suffix.lower() == ".gguf" else path.resolve().name)
+
+
+def export_model(
+    source: str,
+    out: Path | None = None,
+    options: ExportOptions | None = None,
+    progress: Progress = lambda stage: None,
+) -> ExportReport:
+    """Export a model into a bundle folder, which appears only when it is complete.
+
+    Args:
+        source: A Hugging Face folder, a hub id, a ``.gguf`` file, or a bundle's ``model.onnx``.
+        out: The bundle folder; None derives a name from the source, in the working folder.
+        options: What to make.
+        progress: Told the name of each stage as it begins.
+
+    Raises:
+        LadeError: In one sentence why nothing was made.
+    """
+    options = options or ExportOptions()
+    out = out or default_output(source, options)
+    refuse_existing(out, overwrite=options.overwrite)
+    stages = _Stages(progress)
+    build = _from_onnx if Path(source).suffix == ".onnx" else _from_weights
+    with atomic_folder(out, overwrite=options.overwrite) as folder:
+        manifest = build(source, folder, options, stages)
+        stages.begin("write")
+        write_manifest(folder, replace(manifest, files=_describe(folder)))
+    stages.end()
+    return ExportReport(
+        folder=out,
+        manifest=replace(manifest, files=_describe(out)),
+        stages_s=stages.times_s,
+        peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
+
+
+def _from_weights(source: str, folder: Path, options: ExportOptions, stages: _Stages) -> Manifest:
+    stages.begin("load")
+    from lade_edge.export.loader import load_source, save_sidecars
+    from lade_edge.export.parity import Reference, transformers_reference
+
+    loaded = load_source(source)
+    stages.begin("trace")
+    from lade_edge.export.canonical import canonicalise
+    from lade_edge.export.tracing import model_spec, trace
+
+    spec = model_spec(loaded.model)
+    capacity = _capacity(options, spec)
+    canonical = trace(loaded.model, spec)
+    stages.begin("fuse")
+    canonicalise(canonical)
+    save_sidecars(loaded, folder)
+    manifest = Manifest(
+        name=loaded.name,
+        lade_version=version("lade-edge"),
+        source=loaded.origin,
+        model=spec,
+        capacity=capacity,
+        eos_token_ids=loaded.eos_token_ids,
+        graphs=(),
+    )
+
+    def reference() -> Reference:
+        return transformers_reference(loaded.model, spec)
+
+    return _build_graphs(canonical, folder, manifest, options, stages, reference)
+
+
+def _from_onnx(source: str, folder: Path, options: ExportOptions, stages: _Stages) -> Manifest:
+    stages.begin("load")
+    from lade_edge.export.parity import Reference, engine_reference
+
+    bundle = open_bundle(source)
+    if bundle.graph.form != "canonical" or bundle.graph.precision != "fp32":
+        raise ExportError(
+            f"{source} is a {bundle.graph.form} graph in {bundle.graph.precision}; only a "
+            f"canonical one in fp32 can be lowered further: export with --target canonical"
+        )
+    graphs = {graph.file for graph in bundle.manifest.graphs}
+    for name in bundle.manifest.files:
+        if name.removesuffix(".data") not in graphs:
+            shutil.copyfile(bundle.folder / name, folder / name)
+    manifest = replace(
+        bundle.manifest,
+        lade_version=version("lade-edge"),
+        capacity=_capacity(options, bundle.manifest.model, bundle.manifest.capacity),
+        graphs=(),
+        parity={},
+        files={},
+    )
+
+    def reference() -> Reference:
+        return engine_reference(bundle)
+
+    return _build_graphs(
+        ir.load(bundle.graph_path), folder, manifest, options, stages, reference
+    )
+
+
+def _capacity(options: ExportOptions, spec: ModelSpec, default: int = DEFAULT_CAPACITY) -> int:
+    if options.capacity is not None and options.capacity > spec.max_position:
+        raise ConfigError(
+            f"--capacity {options.capacity} exceeds the {spec.max_position} positions this model "
+            "was made for; choose a lower one"
+        )
+    return options.capacity or min(default, spec.max_position)
+
+
+def _build_graphs(
+    canonical: ir.Model,
+    folder: Path,
+    manifest: Manifest,
+    options: ExportOptions,
+    stages: _Stages,
+    make_reference: Callable[[], Any],
+) -> Manifest:
+    """Save the graphs asked for and compare each with the reference."""
+    from lade_edge.export import half_precision
+    from lade_edge.export.lower_onnxruntime import OPSET, lower_for_onnxruntime
+
+    half = options.precision == "fp16"
+    if half:
+        half_precision.check_range(canonical.graph)
+    graphs: list[GraphEntry] = []
+    if options.target == "onnxruntime":
+        stages.begin("lower")
+        lowered = canonical.clone()
+        lower_for_onnxruntime(lowered, manifest.model)
+        if half:
+            half_precision.store_weights_as_half(lowered.graph)
+        graphs.append(
+            GraphEntry(
+                file=f"onnxruntime-{options.precision}.onnx",
+                target="onnxruntime",
+                form="gqa",
+                precision=options.precision,
+                float_type="float32",
+                opset=OPSET,
+            )
+        )
+        _save(lowered, folder / graphs[-1].file)
+    if not options.slim:
+        stages.begin("save")
+        if half:
+            half_precision.convert_to_half(canonical.graph)
+        graphs.append(
+            GraphEntry(
+                file=CANONICAL_FILE,
+                target="canonical",
+                form="canonical",
+                precision=options.precision,
+                float_type="float16" if half else "float32",
+                opset=_CANONICAL_OPSET,
+            )
+        )
+        _save(canonical, folder / CANONICAL_FILE)
+    manifest = replace(manifest, graphs=tuple(graphs))
+    if options.check:
+        stages.begin("check")
+        manifest = replace(manifest, parity=_check(folder, manifest, make_reference()))
+    return manifest
+
+
+def _save(model: ir.Model, path: Path) -> None:
+    ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=256)
+
+
+def _check(folder: Path, manifest: Manifest, reference: Any) -> dict[str, dict[str, float]]:
+    from lade_edge.export.parity import check_parity
+
+    found = {}
+    for graph in manifest.graphs:
+        bundle = Bundle(folder=folder, manifest=manifest, graph=graph)
+        engine = open_engine(
+            bundle,
+            capacity=min(512, manifest.model.max_position),
+            max_width=_PARITY_WIDTH,
+        )
+        found[graph.file] = check_parity(engine, manifest.model, reference, graph.precision)
+    return found
+
+
+def _describe(folder: Path) -> dict[str, FileEntry]:
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST_NAME)
+    return {str(path.relative_to(folder)): describe_file(path) for path in paths}

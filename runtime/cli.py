@@ -1,0 +1,259 @@
+"""``lade-run``: generate text with an exported model."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lade_edge.engines.errors import ConfigError, LadeError
+from lade_edge.runtime.config import DEVICE_SHAPES, MODES, GenerationConfig
+
+if TYPE_CHECKING:
+    from lade_edge.runtime.generation import Generation
+    from lade_edge.runtime.model import Model
+
+PROGRAM = "lade-run"
+_WIDEST = 1024  # tokens; a wider step is refused by the shape check, not tried in memory
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: Arguments, those of the process if None.
+
+    Returns:
+        0, 1 after an error the user can mend, 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: With 2 after wrong usage, 0 after ``--help`` and ``--version``.
+    """
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that can't show a character must not end the answer.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        _run(arguments, parser)
+        sys.stdout.flush()
+    except LadeError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has had enough. What is still buffered must not fail at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line as an argparse parser."""
+    defaults = GenerationConfig()
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Generate text with an exported model, by lookahead decoding.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.add_argument(
+        "--engine", required=True, metavar="PATH", help="bundle folder, or a graph or plan in one"
+    )
+    parser.add_argument("--threads", type=int, metavar="T", help="CPU threads (default: engine's)")
+    parser.add_argument(
+        "--capacity", type=int, metavar="C", help="tokens of prompt and output (default: bundle's)"
+    )
+
+    prompt = parser.add_argument_group("prompt")
+    prompt.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="text; without it, --file or stdin is read"
+    )
+    prompt.add_argument(
+        "--file", metavar="FILE", help="read the prompt from FILE (its last newline doesn't count)"
+    )
+    prompt.add_argument("--system", metavar="TEXT", help="system message (default: none)")
+    prompt.add_argument(
+        "--raw", action="store_true", help="take the prompt as it is, without the chat template"
+    )
+    prompt.add_argument(
+        "--chat", action="store_true", help="converse: /help, /reset, /exit; Ctrl-C stops an answer"
+    )
+
+    decoding = parser.add_argument_group("decoding")
+    decoding.add_argument(
+        "--mode",
+        choices=MODES,
+        default=defaults.mode,
+        help="several tokens a step, or one (default: %(default)s)",
+    )
+    for name, letter, meaning in (
+        ("window", "W", "columns of the Jacobi window, 0 for none"),
+        ("ngram", "N", "length of an n-gram, 2 or more"),
+        ("guesses", "G", "n-grams tried per step, 0 for none"),
+    ):
+        values = ", ".join(f"{getattr(s, name)} on {d}" for d, s in DEVICE_SHAPES.items())
+        decoding.add_argument(
+            f"--{name}", type=int, metavar=letter, help=f"{meaning} (default: {values})"
+        )
+    decoding.add_argument(
+        "-n",
+        "--max-new-tokens",
+        type=int,
+        metavar="COUNT",
+        default=defaults.max_new_tokens,
+        help="tokens to generate at most (default: %(default)s)",
+    )
+    decoding.add_argument(
+        "--seed",
+        type=int,
+        default=defaults.seed,
+        help="seed of the window's start (default: %(default)s)",
+    )
+    decoding.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        default=[],
+        help="end before TEXT; may be given several times (default: none)",
+    )
+    decoding.add_argument("--ignore-eos", action="store_true", help="go on after an end token")
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--stats", action="store_true", help="print a table of figures to stderr")
+    output.add_argument("--json", action="store_true", help="print one JSON object, don't stream")
+    return parser
+
+
+def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if arguments.chat:
+        for name in ("prompt", "file", "json", "raw"):
+            if getattr(arguments, name):
+                parser.error(f"--chat doesn't go with {name.replace('prompt', 'a prompt')}")
+    elif arguments.prompt is not None and arguments.file is not None:
+        parser.error("got a prompt and --file; expected one of them")
+    elif arguments.raw and arguments.system is not None:
+        parser.error("--system needs the chat template; leave out --raw or --system")
+    config = GenerationConfig(
+        mode=arguments.mode,
+        window=arguments.window,
+        ngram=arguments.ngram,
+        guesses=arguments.guesses,
+        max_new_tokens=arguments.max_new_tokens,
+        seed=arguments.seed,
+        stop=tuple(arguments.stop),
+        ignore_eos=arguments.ignore_eos,
+    )
+    prompt = "" if arguments.chat else _prompt(arguments, parser)
+    model = _load(arguments, config)
+    if arguments.chat:
+        from lade_edge.runtime.repl import converse
+
+        converse(model, config, system=arguments.system, show_stats=arguments.stats)
+        return
+
+    stream = model.stream(prompt, raw=arguments.raw, system=arguments.system, config=config)
+    if not arguments.json:
+        for event in stream:
+            print(event.text, end="", flush=True)
+        print()
+    generation = stream.result
+    if arguments.json:
+        print(json.dumps(_as_json(generation), ensure_ascii=False))
+    if arguments.stats:
+        from lade_edge.runtime.report import print_statistics
+
+        print_statistics(generation)
+
+
+def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
+    from lade_edge.runtime import model
+
+    widest = max(config.filled(shape).width for shape in DEVICE_SHAPES.values())
+    return model.load(
+        arguments.engine,
+        threads=arguments.threads,
+        capacity=arguments.capacity,
+        max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), _WIDEST),
+    )
+
+
+def _prompt(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    if arguments.prompt is not None:
+        text: str = arguments.prompt
+    elif arguments.file is not None:
+        path = Path(arguments.file)
+        try:
+            text = _text(path.read_bytes(), str(path))
+        except OSError as error:
+            raise ConfigError(
+                f"{path} can't be read ({error.strerror}); expected a text file with the prompt"
+            ) from error
+    elif sys.stdin.isatty():
+        parser.error("no prompt; expected one as argument, in --file or on stdin")
+    else:
+        text = _text(sys.stdin.buffer.read(), "stdin")
+    if not text:
+        raise ConfigError("the prompt is empty; expected at least one character")
+    return text
+
+
+def _text(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{source} is not UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}); "
+            "convert it first, e.g. with iconv"
+        ) from error
+
+
+def _as_json(generation: Generation) -> dict[str, object]:
+    return {
+        "text": generation.text,
+        "prompt_tokens": generation.prompt_tokens,
+        "output_ids": list(generation.output_ids),
+        "finish_reason": generation.finish_reason,
+        "mode": generation.mode,
+        "window": generation.shape.window,
+        "ngram": generation.shape.ngram,
+        "guesses": generation.shape.guesses,
+        "stats": generation.stats.as_dict(),
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from importlib.metadata import version
+
+        print(f"{PROGRAM} {version('lade-edge')}")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

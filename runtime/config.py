@@ -1,0 +1,157 @@
+"""What a request asks for, and the draft shape that follows from it.
+
+A `Shape` is the paper's (W, N, G). A step feeds at most ``Shape.width`` tokens, which an engine
+either accepts or not; that is checked here, before anything runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+from lade_edge.engines.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import EngineSpec
+
+Mode = Literal["plain", "lookahead"]
+FinishReason = Literal["eos", "stop", "length", "context"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How much to guess per step.
+
+    Attributes:
+        window: Columns of the Jacobi window, W; 0 switches the window off.
+        ngram: Length of an n-gram, N >= 2; the window has N-1 rows.
+        guesses: Most n-grams kept per pool key and tried per step, G; 0 switches drafts off.
+
+    Raises:
+        ConfigError: If a number is below its minimum.
+
+    Source: arXiv 2402.02057, sections 3.1 to 3.3.
+    """
+
+    window: int
+    ngram: int
+    guesses: int
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("window", 0), ("ngram", 2), ("guesses", 0)):
+            value = getattr(self, name)
+            if value < minimum:
+                raise ConfigError(f"{name} is {value}; expected {minimum} or more")
+
+    @property
+    def window_slots(self) -> int:
+        """Slots the window takes in a step besides the root."""
+        return max(0, (self.ngram - 1) * self.window - 1)
+
+    @property
+    def width(self) -> int:
+        """Most tokens a step feeds: (N-1)(W+G), or 1 + (N-1)G without a window."""
+        return 1 + self.window_slots + (self.ngram - 1) * self.guesses
+
+    def fitted(self, max_width: int) -> Shape:
+        """The nearest smaller shape whose steps take at most ``max_width`` tokens.
+
+        Guesses go first, then columns, then the n-gram length, so that some of each remains for as
+        long as possible.
+        """
+        window, ngram, guesses = self.window, self.ngram, self.guesses
+        while Shape(window=window, ngram=ngram, guesses=guesses).width > max_width:
+            if guesses > max(1, window):
+                guesses -= 1
+            elif window > 1:
+                window -= 1
+            elif ngram > 2:
+                ngram -= 1
+            elif guesses:
+                guesses -= 1
+            else:
+                window = 0
+        return Shape(window=window, ngram=ngram, guesses=guesses)
+
+
+PLAIN = Shape(window=0, ngram=2, guesses=0)
+DEVICE_SHAPES = {
+    "cpu": Shape(window=2, ngram=3, guesses=2),
+    "cuda": Shape(window=4, ngram=4, guesses=4),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """Options of one generation; the command line uses the same words.
+
+    Attributes:
+        mode: ``"lookahead"``, or ``"plain"`` for one token per step.
+        window: Window columns W, None for the device's default.
+        ngram: N-gram length N, None for the device's default.
+        guesses: Guesses per step G, None for the device's default.
+        max_new_tokens: Tokens to generate at most; 0 runs nothing.
+        seed: Seed of every random draw of the request.
+        stop: Texts that end the output; they and what follows are cut off.
+        eos_token_ids: End tokens on top of the model's own.
+        ignore_eos: Go on after an end token.
+        skip_special_tokens: Hide special tokens from the text; ids always hold them.
+
+    Raises:
+        ConfigError: If a value can't be used.
+    """
+
+    mode: Mode = "lookahead"
+    window: int | None = None
+    ngram: int | None = None
+    guesses: int | None = None
+    max_new_tokens: int = 256
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"mode is {self.mode!r}; expected one of {', '.join(MODES)}")
+        if self.max_new_tokens < 0:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; expected 0 or more")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; expected 0 or more")
+        # A bare string would otherwise be taken for a list of one-letter stop texts.
+        stop = (self.stop,) if isinstance(cast("object", self.stop), str) else tuple(self.stop)
+        if "" in stop:
+            raise ConfigError("a stop text is empty; expected at least one character")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        self.filled(DEVICE_SHAPES["cpu"])
+
+    def filled(self, default: Shape) -> Shape:
+        """The shape asked for, with gaps taken from ``default``."""
+        return Shape(
+            window=default.window if self.window is None else self.window,
+            ngram=default.ngram if self.ngram is None else self.ngram,
+            guesses=default.guesses if self.guesses is None else self.guesses,
+        )
+
+    def shape(self, spec: EngineSpec) -> Shape:
+        """The draft shape on one engine, with its device's defaults filled in.
+
+        Raises:
+            ConfigError: If a step of this shape is wider than the engine accepts.
+        """
+        if self.mode == "plain":
+            return PLAIN
+        default = DEVICE_SHAPES.get(spec.device, DEVICE_SHAPES["cpu"]).fitted(spec.max_width)
+        shape = self.filled(default)
+        if shape.width > spec.max_width:
+            legal = shape.fitted(spec.max_width)
+            raise ConfigError(
+                f"window {shape.window}, ngram {shape.ngram}, guesses {shape.guesses} make steps of "
+                f"{shape.width} tokens, {spec.name} takes at most {spec.max_width}; try window "
+                f"{legal.window}, ngram {legal.ngram}, guesses {legal.guesses}"
+            )
+        return shape

@@ -1,0 +1,102 @@
+"""The decode loop. Everything it calls is explained where it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lade_edge.runtime.generation import Event
+from lade_edge.runtime.verify import walk
+
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import Engine
+    from lade_edge.runtime.commit import Committer
+    from lade_edge.runtime.config import FinishReason
+    from lade_edge.runtime.drafter import Drafter
+    from lade_edge.runtime.layout import StepLayout
+    from lade_edge.runtime.statistics import Meter
+
+
+def decode(
+    engine: Engine,
+    prompt: Sequence[int],
+    *,
+    drafter: Drafter,
+    layout: StepLayout,
+    committer: Committer,
+    meter: Meter,
+) -> Generator[Event, None, FinishReason]:
+    """Generate greedily, several tokens a step where the drafts are right.
+
+    Invariant between steps: the cache holds all of ``ids`` but the last, the root of the next tree.
+
+    Args:
+        engine: The engine; its cache is emptied first, and again at the end or on `close`.
+        prompt: At least one token id.
+        drafter: Fresh drafter.
+        layout: Layout of the drafter's shape.
+        committer: Fresh committer; decides where the output ends.
+        meter: Fresh meter.
+
+    Yields:
+        One event per step, the prefill included.
+
+    Returns:
+        Why the output ended.
+
+    Source: arXiv 2402.02057, algorithm 2.
+    """
+    if committer.remaining == 0:
+        return "length"
+    try:
+        engine.reset()
+        started = perf_counter()
+        result = engine.prefill(np.asarray(prompt, dtype=np.int64))
+        engine_s = perf_counter() - started
+        tokens, text, reason = committer.commit([int(result.top_ids[0, 0])])
+        ids = [*prompt, *tokens]
+        meter.prefilled(engine_s=engine_s, total_s=perf_counter() - started)
+        yield Event(text, tuple(tokens))
+
+        if reason is None:
+            started = perf_counter()
+            drafter.start(ids)
+            meter.overhead(perf_counter() - started)
+        while reason is None:
+            started = perf_counter()
+            tree = drafter.draft(ids[-1], committer.remaining - 1)
+            step = layout.arrange(tree, engine.length, drafter.window_rows)
+            launched = perf_counter()
+            result = engine.step(*step)
+            engine_s = perf_counter() - launched
+
+            best = result.top_ids[:, 0]
+            chunk, path = walk(
+                tree.children,
+                best.tolist().__getitem__,
+                eos=committer.eos,
+                budget=committer.remaining,
+            )
+            tokens, text, reason = committer.commit(chunk)
+            ids += tokens
+            drafter.learn(ids, len(tokens), layout.newest_row(best, len(tree)))
+            # The last emitted token has no row yet: the root and all but one matched row stay.
+            kept = np.array([0, *path[: len(tokens) - 1]], dtype=np.int64)
+            launched = perf_counter()
+            engine.keep(kept)
+            now = perf_counter()
+            meter.step(
+                tree,
+                path[: len(tokens)],
+                tokens=len(tokens),
+                width=len(step.tokens),
+                engine_s=engine_s + now - launched,
+                total_s=now - started,
+            )
+            yield Event(text, tuple(tokens))
+        return reason
+    finally:
+        engine.reset()

@@ -1,0 +1,170 @@
+"""Turns a draft tree and a window into the arrays of one step.
+
+Slot order: the root, the tree as `DraftTree.arrange` numbers it, pads, and the window last: row 0
+without the root, then rows 1 to N-2. One rule places and masks every token: it stands ``depth``
+after the root and sees its ancestors and itself. Window token (0, c) has parent (0, c-1), token
+(l, c) has parent (l-1, c). Pads stand at the root's position and see only themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import BoolArray, EngineSpec, Int64Array
+    from lade_edge.runtime.config import Shape
+    from lade_edge.runtime.tree import DraftTree
+
+
+class StepInput(NamedTuple):
+    """Arguments of `Engine.step`; views of the layout's buffers, valid until its next step.
+
+    Attributes:
+        tokens: ``(T,)`` int64 in slot order.
+        positions: ``(T,)`` int64.
+        visible: ``(T, T)`` bool; row = query, column = key.
+        rows: ``(R,)`` int64: every tree node, then the last window row.
+    """
+
+    tokens: Int64Array
+    positions: Int64Array
+    visible: BoolArray
+    rows: Int64Array
+
+
+def visibility(parents: Sequence[int]) -> BoolArray:
+    """Which nodes see which: each its ancestors and itself.
+
+    Args:
+        parents: Parent of each node, numbered below it; the root is its own.
+
+    Returns:
+        ``(n, n)`` bool, lower triangular; row = query, column = key.
+
+    Source: arXiv 2402.02057, section 3.3, with the figure's cases written as one rule.
+    """
+    visible = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        visible[node] |= visible[parent]
+    return visible
+
+
+def window_parents(shape: Shape) -> list[int]:
+    """Parents of the window's tokens in row-major order, the root first."""
+    columns = shape.window
+    return [
+        max(column - 1, 0) if row == 0 else (row - 1) * columns + column
+        for row in range(shape.ngram - 1)
+        for column in range(columns)
+    ]
+
+
+class StepLayout:
+    """Writes steps into buffers that are allocated once per width.
+
+    The window's part of a mask depends on the width alone and is written with the buffer.
+
+    Args:
+        shape: Draft shape.
+        spec: The engine's limits.
+    """
+
+    __slots__ = (
+        "_buffers",
+        "_chain",
+        "_last_position",
+        "_min_width",
+        "_num_results",
+        "_numbers",
+        "_offsets",
+        "_pads",
+        "_row_has_root",
+        "_slots",
+        "_window_mask",
+    )
+
+    def __init__(self, shape: Shape, spec: EngineSpec) -> None:
+        self._slots = shape.window_slots
+        # With N = 2 the last window row is row 0, and its first result is the root's.
+        self._row_has_root = shape.ngram == 2 and shape.window > 0
+        self._num_results = shape.window - self._row_has_root
+        self._window_mask = visibility(window_parents(shape))[1:, 1:]
+        rows, columns = np.indices((shape.ngram - 1, shape.window))
+        self._offsets: Int64Array = (rows + columns).reshape(-1)[1:].astype(np.int64)
+        self._min_width = min(spec.plain_width, spec.max_width)
+        self._last_position = spec.max_position - 1
+        self._numbers: Int64Array = np.arange(spec.max_width, dtype=np.int64)
+        self._chain: BoolArray = np.tri(spec.max_width, dtype=np.bool_)
+        self._pads: BoolArray = np.eye(spec.max_width, dtype=np.bool_)
+        self._buffers: dict[int, StepInput] = {}
+
+    def arrange(self, tree: DraftTree, length: int, window: Int64Array | None) -> StepInput:
+        """Lay out one step.
+
+        Args:
+            tree: Arranged draft tree.
+            length: Committed slots, which is the root's position.
+            window: ``(N-1, W)`` int64 window rows; None without a window.
+
+        Returns:
+            The step. Its width is that of its tokens, or of a plain step if that is wider.
+        """
+        num_nodes = len(tree.tokens)
+        width = max(num_nodes + self._slots, self._min_width)
+        start = width - self._slots
+        tokens, positions, visible, rows = self._buffers.get(width) or self._allocate(width)
+
+        tokens[:num_nodes] = tree.tokens
+        tokens[num_nodes:start] = tree.tokens[0]
+        positions[:num_nodes] = tree.depths
+        positions[num_nodes:start] = 0
+        if window is not None:
+            tokens[start:] = window.reshape(-1)[1:]
+            positions[start:] = self._offsets
+        positions += length
+        # Only window tokens can stand beyond the model's positions; they decide nothing.
+        np.minimum(positions, self._last_position, out=positions)
+
+        tree_mask = visible[:start, :start]
+        main = tree.main_length + 1
+        tree_mask[:main] = self._chain[:main, :start]
+        for node in range(main, num_nodes):
+            tree_mask[node] = tree_mask[tree.parents[node]]
+            tree_mask[node, node] = True
+        tree_mask[num_nodes:] = self._pads[num_nodes:start, :start]
+
+        num_rows = num_nodes + self._num_results
+        rows[:num_nodes] = self._numbers[:num_nodes]
+        rows[num_nodes:num_rows] = self._numbers[width - self._num_results : width]
+        return StepInput(tokens, positions, visible, rows[:num_rows])
+
+    def newest_row(self, best: Int64Array, num_nodes: int) -> Int64Array:
+        """The model's choices after the last window row.
+
+        Args:
+            best: ``(R,)`` int64, the argmax of each wanted row of the step.
+            num_nodes: Nodes of the step's tree, root included.
+
+        Returns:
+            ``(W,)`` int64.
+        """
+        if self._row_has_root:
+            return np.concatenate((best[:1], best[num_nodes:]))
+        return best[num_nodes:]
+
+    def _allocate(self, width: int) -> StepInput:
+        visible = np.zeros((width, width), dtype=np.bool_)
+        start = width - self._slots
+        visible[start:, start:] = self._window_mask
+        visible[start:, 0] = True
+        step = StepInput(
+            tokens=np.zeros(width, dtype=np.int64),
+            positions=np.zeros(width, dtype=np.int64),
+            visible=visible,
+            rows=np.zeros(width, dtype=np.int64),
+        )
+        self._buffers[width] = step
+        return step

@@ -1,0 +1,186 @@
+"""The Python interface: load a bundle, generate text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lade_edge.engines.errors import CapacityError, ConfigError
+from lade_edge.runtime.commit import Committer
+from lade_edge.runtime.config import FinishReason, GenerationConfig
+from lade_edge.runtime.decode import decode
+from lade_edge.runtime.detokenize import Detokenizer, byte_token_ids, special_token_ids
+from lade_edge.runtime.drafter import Drafter
+from lade_edge.runtime.generation import Generation, Stream
+from lade_edge.runtime.layout import StepLayout
+from lade_edge.runtime.prompt import Prompt, PromptEncoder
+from lade_edge.runtime.statistics import Meter
+
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import Engine
+
+DEFAULT_MAX_WIDTH = 128
+
+
+class Model:
+    """An engine with its tokenizer. Serves one generation at a time.
+
+    Attributes:
+        name: Name of the model.
+        engine: The engine.
+        prompts: Templates and tokenizer.
+
+    Args:
+        engine: Engine of the model.
+        prompts: Encoder of its folder.
+        eos: The model's end tokens.
+        name: Name for people.
+    """
+
+    def __init__(
+        self, engine: Engine, prompts: PromptEncoder, *, eos: frozenset[int], name: str = "model"
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.prompts = prompts
+        self._eos = eos
+        self._special = special_token_ids(prompts.tokenizer)
+        self._byte_tokens = byte_token_ids(prompts.tokenizer)
+        self._running: Stream | None = None
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        config: GenerationConfig | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Generate to the end. Arguments and errors are those of `stream`."""
+        return self.stream(
+            prompt, raw=raw, system=system, tools=tools, config=config, **options
+        ).result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        config: GenerationConfig | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Generate step by step. A stream still running on this model is closed first.
+
+        Args:
+            prompt: A text, messages, or token ids.
+            raw: Take a text as it is, without the chat template.
+            system: System message to put before the prompt.
+            tools: JSON schemas for the chat template.
+            config: Options; the defaults of `GenerationConfig` if None.
+            **options: Fields of `GenerationConfig` that replace those of ``config``.
+
+        Returns:
+            An iterator over events, with the result at its end.
+
+        Raises:
+            ConfigError: If prompt or options can't be used.
+            CapacityError: If the prompt leaves no room for a token.
+        """
+        settings = dataclasses.replace(config or GenerationConfig(), **options)
+        spec = self.engine.spec
+        shape = settings.shape(spec)
+        ids = self.prompts.encode(prompt, raw=raw, system=system, tools=tools)
+        if len(ids) >= spec.capacity:
+            raise CapacityError(
+                f"the prompt has {len(ids)} tokens and {settings.max_new_tokens} new ones are asked "
+                f"for, but the KV cache holds {spec.capacity} in all; shorten the prompt or load "
+                "with a larger capacity (--capacity)"
+            )
+        if not 0 <= min(ids) <= max(ids) < spec.vocab_size:
+            raise ConfigError(
+                f"the prompt has token ids from {min(ids)} to {max(ids)}; the model knows 0 to "
+                f"{spec.vocab_size - 1}"
+            )
+        if self._running is not None:
+            self._running.close()
+
+        eos = self._eos.union(settings.eos_token_ids)
+        ends = frozenset() if settings.ignore_eos else eos
+        hidden = eos | self._special if settings.skip_special_tokens else frozenset()
+        meter = Meter(len(ids))
+
+        def finish(text: str, output_ids: tuple[int, ...], reason: FinishReason) -> Generation:
+            return Generation(
+                text=text,
+                prompt_tokens=len(ids),
+                output_ids=output_ids,
+                finish_reason=reason,
+                mode=settings.mode,
+                shape=shape,
+                stats=meter.statistics(),
+            )
+
+        events = decode(
+            self.engine,
+            ids,
+            drafter=Drafter(shape, seed=settings.seed, eos=eos, stop_tokens=ends),
+            layout=StepLayout(shape, spec),
+            committer=Committer(
+                Detokenizer(self.prompts.tokenizer, hidden=hidden, byte_tokens=self._byte_tokens),
+                prompt_length=len(ids),
+                max_new_tokens=settings.max_new_tokens,
+                capacity=spec.capacity,
+                eos=ends,
+                stop=settings.stop,
+            ),
+            meter=meter,
+        )
+        self._running = Stream(events, finish)
+        return self._running
+
+
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    capacity: int | None = None,
+    max_width: int = DEFAULT_MAX_WIDTH,
+) -> Model:
+    """Load a bundle.
+
+    Args:
+        path: Bundle folder, or a graph or plan file inside one.
+        threads: CPU threads, None for the engine's choice.
+        capacity: Tokens of prompt and output together, None for the bundle's value.
+        max_width: Widest step to prepare for, in tokens.
+
+    Returns:
+        The loaded model.
+
+    Raises:
+        ConfigError: If an argument can't be used.
+        ManifestError: If the bundle is missing or damaged.
+        EngineError: If the engine can't run here.
+    """
+    for name, value in (("threads", threads), ("capacity", capacity), ("max_width", max_width)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; expected 1 or more")
+
+    # Kept out of the import of this module: decoding needs no particular engine library.
+    from lade_edge.engines import open_bundle, open_engine
+
+    bundle = open_bundle(path)
+    prompts = PromptEncoder.from_folder(bundle.folder)
+    engine = open_engine(bundle, capacity=capacity, max_width=max_width, threads=threads)
+    return Model(
+        engine,
+        prompts,
+        eos=frozenset(bundle.manifest.eos_token_ids),
+        name=bundle.manifest.name,
+    )

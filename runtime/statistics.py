@@ -1,0 +1,151 @@
+"""What a generation cost and what its drafts were worth.
+
+Steps and speed count what follows the first token, which the prefill gives: S, the compression of
+the paper, is tokens after the first per step. Time in which the caller holds an event isn't ours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lade_edge.runtime.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Figures of one generation.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        tokens: Emitted tokens, the first and an end token included.
+        steps: Decode steps after the prefill.
+        time_to_first_token_s: From the start of the prefill to the first event.
+        prefill_s: Engine time of the prefill.
+        engine_s: Engine time of the decode steps.
+        host_s: All other time of the decode steps.
+        proposed: Draft tokens fed, by origin.
+        accepted: Draft tokens emitted, by origin.
+        widths: Steps by their width in tokens.
+    """
+
+    prompt_tokens: int
+    tokens: int
+    steps: int
+    time_to_first_token_s: float
+    prefill_s: float
+    engine_s: float
+    host_s: float
+    proposed: dict[str, int]
+    accepted: dict[str, int]
+    widths: dict[int, int]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens after the first per decode step; 0 without steps."""
+        return (self.tokens - 1) / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first per second of decoding; 0 without steps."""
+        seconds = self.engine_s + self.host_s
+        return (self.tokens - 1) / seconds if self.steps and seconds else 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens per second of prefill."""
+        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Every figure, derived ones included, ready for JSON."""
+        return asdict(self) | {
+            "tokens_per_step": self.tokens_per_step,
+            "tokens_per_second": self.tokens_per_second,
+            "prefill_tokens_per_second": self.prefill_tokens_per_second,
+        }
+
+
+class Meter:
+    """Adds up the figures of one generation while it runs.
+
+    Args:
+        prompt_tokens: Tokens of the prompt.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_engine_s",
+        "_first_s",
+        "_host_s",
+        "_prefill_s",
+        "_prompt_tokens",
+        "_proposed",
+        "_steps",
+        "_tokens",
+        "_widths",
+    )
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._tokens = self._steps = 0
+        self._first_s = self._prefill_s = self._engine_s = self._host_s = 0.0
+        self._proposed: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+        self._widths: Counter[int] = Counter()
+
+    def prefilled(self, *, engine_s: float, total_s: float) -> None:
+        """Count the prefill and its token."""
+        self._tokens = 1
+        self._prefill_s = engine_s
+        self._first_s = total_s
+
+    def overhead(self, seconds: float) -> None:
+        """Count host time outside the steps."""
+        self._host_s += seconds
+
+    def step(
+        self,
+        tree: DraftTree,
+        path: list[int],
+        *,
+        tokens: int,
+        width: int,
+        engine_s: float,
+        total_s: float,
+    ) -> None:
+        """Count one decode step.
+
+        Args:
+            tree: Its draft tree.
+            path: Draft nodes whose tokens were emitted.
+            tokens: Emitted tokens.
+            width: Tokens fed, pads included.
+            engine_s: Time inside the engine.
+            total_s: Time of the whole step.
+        """
+        self._steps += 1
+        self._tokens += tokens
+        self._widths[width] += 1
+        self._engine_s += engine_s
+        self._host_s += total_s - engine_s
+        for origin in tree.origins[1:]:
+            self._proposed[origin] += 1
+        for node in path:
+            self._accepted[tree.origins[node]] += 1
+
+    def statistics(self) -> Statistics:
+        """The figures so far."""
+        return Statistics(
+            prompt_tokens=self._prompt_tokens,
+            tokens=self._tokens,
+            steps=self._steps,
+            time_to_first_token_s=self._first_s,
+            prefill_s=self._prefill_s,
+            engine_s=self._engine_s,
+            host_s=self._host_s,
+            proposed=dict(self._proposed),
+            accepted=dict(self._accepted),
+            widths=dict(sorted(self._widths.items())),
+        )
