@@ -121,7 +121,11 @@ def _check_digests(folder: Path, manifest: Manifest) -> None:
     largest_first = sorted(manifest.files.items(), key=lambda item: -item[1].size_bytes)
     try:
         with ThreadPoolExecutor(max_workers=4) as pool:
-            changed = [i[0] for i, bad in zip(largest_first, pool.map(differs, largest_first), strict=True) if bad]
+            changed = [
+                i[0]
+                for i, bad in zip(largest_first, pool.map(differs, largest_first), strict=True)
+                if bad
+            ]
     except OSError as error:
         raise ManifestError(f"{folder} can't be read: {error}") from error
     if changed:

@@ -56,8 +56,10 @@ class OnnxRuntimeEngine:
                 f"--capacity {capacity} is outside 1..{model.max_position}, the positions this "
                 "model was made for; choose one inside"
             )
-        if max_width < 1 or (threads is not None and threads < 1):
-            raise ConfigError("a step and a thread count are at least 1")
+        if threads is not None and threads < 1:
+            raise ConfigError(f"--threads is {threads}, expected at least 1")
+        if max_width < 1:
+            raise ValueError("a step has at least one token")
         self._spec = EngineSpec(
             name=f"onnxruntime-cpu {graph.form} {graph.precision}",
             device="cpu",

@@ -27,7 +27,7 @@ def open_session(path: Path, *, threads: int | None = None) -> Any:
             "onnxruntime is not installed; pip install 'lade-edge[cpu]' brings it"
         ) from error
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # its errors come back as exceptions, told once
     options.inter_op_num_threads = 1
     if threads is not None:
         options.intra_op_num_threads = threads

@@ -34,7 +34,9 @@ def atomic_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         work = out.parent / f"{_prefix(out)}{os.getpid()}"
         work.mkdir()
     except OSError as error:
-        raise ExportError(f"can't write to {out.parent}: {error.strerror}; choose another -o") from error
+        raise ExportError(
+            f"can't write to {out.parent}: {error.strerror}; choose another -o"
+        ) from error
     try:
         yield work
         _sync(work)
@@ -58,9 +60,7 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise ConfigError(f"{out} exists already; choose another -o or add --overwrite")
     if not out.is_dir() or (any(out.iterdir()) and not (out / "lade.json").exists()):
-        raise ConfigError(
-            f"{out} is no bundle, so --overwrite won't replace it; choose another -o"
-        )
+        raise ConfigError(f"{out} is no bundle, so --overwrite won't replace it; choose another -o")
 
 
 def _prefix(out: Path) -> str:

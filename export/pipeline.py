@@ -216,9 +216,7 @@ def _from_onnx(source: str, folder: Path, options: ExportOptions, stages: _Stage
     def reference() -> Reference:
         return engine_reference(bundle)
 
-    return _build_graphs(
-        ir.load(bundle.graph_path), folder, manifest, options, stages, reference
-    )
+    return _build_graphs(ir.load(bundle.graph_path), folder, manifest, options, stages, reference)
 
 
 def _capacity(options: ExportOptions, spec: ModelSpec, default: int = DEFAULT_CAPACITY) -> int:

@@ -63,13 +63,18 @@ class ChatTemplate:
             The templates, or None if the folder has none.
 
         Raises:
-            ManifestError: If a template file can't be read.
+            ManifestError: If a template file can't be read or the entry has another form.
         """
-        entry = config.get("chat_template")
+        entry = config.get("chat_template") or []
         if isinstance(entry, str):
-            templates = {"default": entry}
-        else:
-            templates = {item["name"]: item["template"] for item in entry or ()}
+            entry = [{"name": "default", "template": entry}]
+        try:
+            templates: dict[str, str] = {item["name"]: item["template"] for item in entry}
+        except (KeyError, TypeError) as error:
+            raise ManifestError(
+                f"chat_template in {folder / 'tokenizer_config.json'} is neither a text nor a list "
+                "of named templates; export the model again"
+            ) from error
         files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
         if (path := folder / "chat_template.jinja").is_file():
             files["default"] = path

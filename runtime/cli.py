@@ -134,9 +134,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if arguments.chat:
-        for name in ("prompt", "file", "json", "raw"):
+        for name in ("prompt", "file", "raw", "json"):
             if getattr(arguments, name):
-                parser.error(f"--chat doesn't go with {name.replace('prompt', 'a prompt')}")
+                other = "a prompt" if name == "prompt" else f"--{name}"
+                parser.error(f"--chat doesn't go with {other}; leave one out")
     elif arguments.prompt is not None and arguments.file is not None:
         parser.error("got a prompt and --file; expected one of them")
     elif arguments.raw and arguments.system is not None:

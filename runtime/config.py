@@ -7,7 +7,7 @@ either accepts or not; that is checked here, before anything runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lade_edge.engines.errors import ConfigError
 
@@ -58,8 +58,7 @@ class Shape:
     def fitted(self, max_width: int) -> Shape:
         """The nearest smaller shape whose steps take at most ``max_width`` tokens.
 
-        Guesses go first, then columns, then the n-gram length, so that some of each remains for as
-        long as possible.
+        Guesses and columns shrink evenly before the n-gram length does.
         """
         window, ngram, guesses = self.window, self.ngram, self.guesses
         while Shape(window=window, ngram=ngram, guesses=guesses).width > max_width:
@@ -122,7 +121,7 @@ class GenerationConfig:
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; expected 0 or more")
         # A bare string would otherwise be taken for a list of one-letter stop texts.
-        stop = (self.stop,) if isinstance(cast("object", self.stop), str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if "" in stop:
             raise ConfigError("a stop text is empty; expected at least one character")
         object.__setattr__(self, "stop", stop)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_LONGEST = 12
-_CONTEXT = 6  # tokens, so at least as many bytes: more than one UTF-8 sequence
+_LONGEST = 8
+_CONTEXT = 4  # tokens, so as many bytes at least: an incomplete UTF-8 sequence has three at most
 
 
 def special_token_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StepInput(NamedTuple):
-    """Arguments of `Engine.step`; views of the layout's buffers, valid until its next step.
+    """Arguments of `Engine.step`; the layout's own buffers, valid until its next step.
 
     Attributes:
         tokens: ``(T,)`` int64 in slot order.
@@ -78,10 +78,11 @@ class StepLayout:
         "_last_position",
         "_min_width",
         "_num_results",
-        "_numbers",
         "_offsets",
         "_pads",
+        "_reach",
         "_row_has_root",
+        "_rows",
         "_slots",
         "_window_mask",
     )
@@ -96,10 +97,11 @@ class StepLayout:
         self._offsets: Int64Array = (rows + columns).reshape(-1)[1:].astype(np.int64)
         self._min_width = min(spec.plain_width, spec.max_width)
         self._last_position = spec.max_position - 1
-        self._numbers: Int64Array = np.arange(spec.max_width, dtype=np.int64)
+        self._reach = max(shape.window + shape.ngram - 3, 0)
+        self._rows: dict[tuple[int, int], Int64Array] = {}
         self._chain: BoolArray = np.tri(spec.max_width, dtype=np.bool_)
         self._pads: BoolArray = np.eye(spec.max_width, dtype=np.bool_)
-        self._buffers: dict[int, StepInput] = {}
+        self._buffers: dict[int, tuple[Int64Array, Int64Array, BoolArray]] = {}
 
     def arrange(self, tree: DraftTree, length: int, window: Int64Array | None) -> StepInput:
         """Lay out one step.
@@ -115,31 +117,29 @@ class StepLayout:
         num_nodes = len(tree.tokens)
         width = max(num_nodes + self._slots, self._min_width)
         start = width - self._slots
-        tokens, positions, visible, rows = self._buffers.get(width) or self._allocate(width)
+        tokens, positions, visible = self._buffers.get(width) or self._allocate(width)
 
         tokens[:num_nodes] = tree.tokens
-        tokens[num_nodes:start] = tree.tokens[0]
         positions[:num_nodes] = tree.depths
-        positions[num_nodes:start] = 0
+        if num_nodes < start:
+            tokens[num_nodes:start] = tree.tokens[0]
+            positions[num_nodes:start] = 0
         if window is not None:
             tokens[start:] = window.reshape(-1)[1:]
             positions[start:] = self._offsets
         positions += length
-        # Only window tokens can stand beyond the model's positions; they decide nothing.
-        np.minimum(positions, self._last_position, out=positions)
+        if length + self._reach > self._last_position:
+            # Only window tokens can stand beyond the model's positions; they decide nothing.
+            np.minimum(positions, self._last_position, out=positions)
 
-        tree_mask = visible[:start, :start]
-        main = tree.main_length + 1
-        tree_mask[:main] = self._chain[:main, :start]
-        for node in range(main, num_nodes):
-            tree_mask[node] = tree_mask[tree.parents[node]]
-            tree_mask[node, node] = True
-        tree_mask[num_nodes:] = self._pads[num_nodes:start, :start]
-
-        num_rows = num_nodes + self._num_results
-        rows[:num_nodes] = self._numbers[:num_nodes]
-        rows[num_nodes:num_rows] = self._numbers[width - self._num_results : width]
-        return StepInput(tokens, positions, visible, rows[:num_rows])
+        if start > 1:
+            self._mask_tree(visible[:start, :start], tree)
+        rows = self._rows.get((width, num_nodes))
+        if rows is None:
+            last_row = np.arange(width - self._num_results, width, dtype=np.int64)
+            rows = np.concatenate((np.arange(num_nodes, dtype=np.int64), last_row))
+            self._rows[width, num_nodes] = rows
+        return StepInput(tokens, positions, visible, rows)
 
     def newest_row(self, best: Int64Array, num_nodes: int) -> Int64Array:
         """The model's choices after the last window row.
@@ -155,16 +155,19 @@ class StepLayout:
             return np.concatenate((best[:1], best[num_nodes:]))
         return best[num_nodes:]
 
-    def _allocate(self, width: int) -> StepInput:
-        visible = np.zeros((width, width), dtype=np.bool_)
+    def _mask_tree(self, mask: BoolArray, tree: DraftTree) -> None:
+        num_nodes, main = len(tree.tokens), tree.main_length + 1
+        mask[:main] = self._chain[:main, : len(mask)]
+        for node in range(main, num_nodes):
+            mask[node] = mask[tree.parents[node]]
+            mask[node, node] = True
+        mask[num_nodes:] = self._pads[num_nodes : len(mask), : len(mask)]
+
+    def _allocate(self, width: int) -> tuple[Int64Array, Int64Array, BoolArray]:
         start = width - self._slots
+        visible = np.zeros((width, width), dtype=np.bool_)
         visible[start:, start:] = self._window_mask
-        visible[start:, 0] = True
-        step = StepInput(
-            tokens=np.zeros(width, dtype=np.int64),
-            positions=np.zeros(width, dtype=np.int64),
-            visible=visible,
-            rows=np.zeros(width, dtype=np.int64),
-        )
-        self._buffers[width] = step
-        return step
+        visible[:, 0] = True
+        tokens, positions = np.zeros((2, width), dtype=np.int64)
+        self._buffers[width] = tokens, positions, visible
+        return self._buffers[width]

@@ -76,7 +76,7 @@ class PromptEncoder:
         Raises:
             ConfigError: If the prompt is empty, isn't text, or can't be templated.
         """
-        if not prompt:
+        if len(prompt) == 0:
             raise ConfigError("the prompt is empty; expected at least one character or message")
         if isinstance(prompt, str):
             if raw:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -19,6 +19,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
 
 
+@settings(deadline=None)
 @given(TEXTS)
 @pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK, UNSTRIPPED])
 def test_pieces_make_the_text(tokenizer: Tokenizer, text: str) -> None:
@@ -29,11 +30,13 @@ def test_pieces_make_the_text(tokenizer: Tokenizer, text: str) -> None:
     assert parts[-1] == ""
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=60))
 def test_any_bytes_decode_as_a_whole(ids: list[int]) -> None:
     assert "".join(pieces(BYTES, ids)) == BYTES.decode(ids)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, FALLBACK.get_vocab_size() + 3), max_size=60))
 def test_broken_bytes_cost_only_themselves(ids: list[int]) -> None:
     """A tokenizer gives up on a whole run of bytes; only the broken part should be lost."""

@@ -107,6 +107,7 @@ def test_pads_see_only_themselves_and_are_seen_by_nobody() -> None:
     assert step.rows.tolist() == [0, 1]
     step = layout.arrange(tree_of(), 8, None)
     assert np.array_equal(step.visible, np.eye(4))
+    assert step.positions.tolist() == [8, 8, 8, 8]
     assert step.rows.tolist() == [0]
 
 

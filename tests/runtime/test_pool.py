@@ -55,6 +55,14 @@ def test_every_ngram_of_the_prompt_then_those_ending_in_new_tokens() -> None:
     assert len(pool) == 0
 
 
+def test_ngrams_learnt_before_are_not_made_newest() -> None:
+    pool = pool_of(2, 9)
+    pool.learn([1, 2], 1)
+    pool.insert(1, (3,), "window")
+    pool.learn([1, 2, 5], 1)
+    assert pool.lookup(1) == [(3,), (2,)]
+
+
 def test_no_guesses_means_no_pool() -> None:
     pool = pool_of(2, 0)
     pool.reset([1, 2, 1, 2])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lade_edge.runtime.stop import StopMatcher
@@ -37,6 +37,7 @@ def test_nothing_is_held_without_stops() -> None:
     assert released([], ["S"]) == (["S", ""], False)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
     st.lists(st.text("abc", max_size=3), max_size=8),

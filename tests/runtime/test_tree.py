@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lade_edge.runtime.tree import DraftTree
@@ -53,9 +53,26 @@ def test_a_raised_score_moves_a_branch_to_the_front() -> None:
     assert tree.origins == ["", "a", "a", "b", "b"]
 
 
+def test_a_child_never_outranks_its_parent() -> None:
+    tree = DraftTree()
+    tree.reset(0, max_nodes=9, max_depth=9)
+    parent = tree.add(0, 1, 0.2, "a")
+    assert parent is not None
+    child = tree.add(parent, 2, 0.9, "a")
+    other = tree.add(0, 3, 0.5, "a")
+    assert child is not None
+    assert tree.scores == [1.0, 0.2, 0.2, 0.5]
+    assert tree.add(parent, 2, 0.9, "b") == child
+    assert tree.scores[child] == 0.2
+    assert other == 3
+    tree.arrange()
+    assert tree.tokens == [0, 3, 1, 2]
+
+
 chains = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6)
 
 
+@settings(deadline=None)
 @given(chains, st.integers(0, 10), st.integers(0, 4), st.lists(st.floats(0, 1), min_size=6))
 def test_any_tree_is_in_slot_order(
     drafts: list[list[int]], max_nodes: int, max_depth: int, scores: list[float]

@@ -65,10 +65,10 @@ def test_the_start_is_drawn_from_the_prompt_and_depends_on_the_seed() -> None:
 def test_a_reset_window_starts_again_with_its_seed() -> None:
     window = window_of(6, 4, seed=3)
     window.reset([1, 2, 3])
-    first = window.rows.copy()
+    first = window.rows[1:].copy()
     window.shift(np.full(6, 99), [1, 2, 3])
     window.reset([1, 2, 3])
-    assert np.array_equal(window.rows, first)
+    assert np.array_equal(window.rows[1:], first)
 
 
 @pytest.mark.parametrize(("columns", "ngram"), [(1, 2), (1, 4), (5, 2), (4, 5)])

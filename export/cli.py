@@ -1,0 +1,156 @@
+"""``lade-export``: turn a model into a bundle that ``lade-run`` decodes with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lade_edge.engines.errors import LadeError
+
+if TYPE_CHECKING:
+    from lade_edge.export.pipeline import ExportReport
+
+_STAGES = ("load", "trace", "fuse", "lower", "save", "check", "write")
+_MEANING = {
+    "load": "reading the source",
+    "trace": "tracing the model",
+    "fuse": "fusing norms and rotary embeddings",
+    "lower": "lowering for the target",
+    "save": "saving the canonical graph",
+    "check": "comparing with the reference",
+    "write": "hashing and writing the manifest",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of ``lade-export``."""
+    parser = argparse.ArgumentParser(
+        prog="lade-export",
+        description="Export a causal language model once into a bundle: ONNX graphs that take "
+        "several tokens a step over an in-place KV cache, its tokenizer and a manifest.",
+    )
+    parser.add_argument(
+        "source",
+        help="Hugging Face folder, hub id (org/name), .gguf file, or model.onnx of a bundle to "
+        "lower further",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="OUT",
+        help="bundle folder to make (default: the source's name, in the working folder)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", choices=("onnxruntime", "canonical"), default="onnxruntime",
+        help="onnxruntime: a graph lowered for its CPU kernels beside the canonical one; "
+        "canonical: standard ONNX only (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=("fp32", "fp16"), default="fp32",
+        help="of the stored weights; on a CPU, fp16 halves the file and computes in fp32 "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--capacity", type=int, metavar="N",
+        help="default KV slots, for prompt and output together (default: 4096, or the model's "
+        "limit if lower)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slim", action="store_true", help="leave the canonical graph out of the bundle"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
+    parser.add_argument(
+        "--no-check", dest="check", action="store_false",
+        help="skip the comparison with the reference model",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('lade-edge')}")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``lade-export``; returns the exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        report = _export(arguments)
+    except LadeError as error:
+        print(f"lade-export: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lade-export: interrupted, nothing was kept", file=sys.stderr)
+        return 130
+    _print_report(report)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> ExportReport:
+    try:
+        from lade_edge.export.pipeline import ExportOptions, export_model
+    except ImportError as error:
+        raise LadeError(
+            f"{error.name or error} is not installed; pip install 'lade-edge[export,cpu]' brings "
+            "what exporting needs"
+        ) from error
+    options = ExportOptions(
+        target=arguments.target,
+        precision=arguments.precision,
+        capacity=arguments.capacity,
+        slim=arguments.slim,
+        overwrite=arguments.overwrite,
+        check=arguments.check,
+    )
+    with _progress_bar() as advance:
+        return export_model(arguments.source, arguments.output, options, advance)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[str], None]]:
+    """A bar over the stages on stderr; plain lines where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: print(f"lade-export: {_MEANING[stage]}", file=sys.stderr, flush=True)
+        return
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=len(_STAGES))
+        yield lambda stage: bar.update(
+            task, completed=_STAGES.index(stage), description=_MEANING[stage]
+        )
+
+
+def _print_report(report: ExportReport) -> None:
+    manifest = report.manifest
+    model = manifest.model
+    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * 4
+    print(f"{report.folder}: {model.architecture}, {model.num_layers} layers")
+    for graph in manifest.graphs:
+        names = (graph.file, f"{graph.file}.data")
+        size_mb = sum(manifest.files[n].size_bytes for n in names if n in manifest.files) / 1e6
+        found = manifest.parity.get(graph.file)
+        parity = (
+            "parity " + ", ".join(f"{step} {error:.1e}" for step, error in found.items())
+            if found
+            else "parity not checked"
+        )
+        print(f"  {graph.file}  {graph.precision}  {size_mb:,.0f} MB  {parity}")
+    print(
+        f"  KV cache {manifest.capacity} slots, {manifest.capacity * slot_bytes / 1e6:,.0f} MB "
+        "in fp32; end ids " + (", ".join(map(str, manifest.eos_token_ids)) or "none")
+    )
+    total = sum(report.stages_s.values())
+    stages = ", ".join(f"{name} {seconds:.0f}" for name, seconds in report.stages_s.items())
+    print(f"  {total:.0f} s ({stages}); peak memory {report.peak_memory_mb:,.0f} MB")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

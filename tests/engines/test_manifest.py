@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lade_edge.engines import (
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    ManifestError,
+    ModelSpec,
+    read_manifest,
+    write_manifest,
+)
+
+
+def example() -> Manifest:
+    return Manifest(
+        name="näme",
+        lade_version="0.1.0",
+        source="x.gguf",
+        model=ModelSpec(
+            architecture="LlamaForCausalLM",
+            model_type="llama",
+            vocab_size=10,
+            num_layers=2,
+            num_kv_heads=1,
+            head_size=8,
+            max_position=64,
+            sliding_window=None,
+            top_k=8,
+        ),
+        capacity=64,
+        eos_token_ids=(2, 5),
+        graphs=(
+            GraphEntry(
+                file="model.onnx",
+                target="canonical",
+                form="canonical",
+                precision="fp32",
+                float_type="float32",
+                opset=24,
+            ),
+        ),
+        parity={"model.onnx": {"tree": 1e-6}},
+        files={"model.onnx": FileEntry(size_bytes=3, sha256="ab")},
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_manifest(tmp_path, example())
+    assert read_manifest(tmp_path) == example()
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"holds no lade\.json"):
+        read_manifest(tmp_path)
+
+
+def test_another_schema_version(tmp_path: Path) -> None:
+    write_manifest(tmp_path, example())
+    path = tmp_path / "lade.json"
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 7'))
+    with pytest.raises(ManifestError, match="schema version 7, this lade reads 1"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["name", "capacity", "model", "graphs", "files"])
+def test_a_missing_or_changed_field(tmp_path: Path, field: str) -> None:
+    write_manifest(tmp_path, example())
+    path = tmp_path / "lade.json"
+    content = json.loads(path.read_text())
+    del content[field]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ManifestError, match="changed after export"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"capacity": "64"}, "capacity is '64', expected int"),
+        ({"capacity": True}, "capacity is True, expected int"),
+        ({"graphs": {}}, "graphs is not a list"),
+        ({"graphs": [1]}, "is not an object"),
+        ({"files": {"a": {"size_bytes": 1}}}, r"files\.a\.sha256 is missing"),
+        ({"more": 1}, "more is not a known field"),
+    ],
+)
+def test_fields_of_the_wrong_shape(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    from lade_edge.engines import manifest as module
+
+    write_manifest(tmp_path, example())
+    path = tmp_path / "lade.json"
+    content = json.loads(path.read_text()) | change
+    content["digest"] = module._digest(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ManifestError, match=message):
+        read_manifest(tmp_path)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.integers(0, 10_000), byte=st.integers(0, 255))
+def test_any_changed_byte_is_noticed(tmp_path: Path, position: int, byte: int) -> None:
+    write_manifest(tmp_path, example())
+    path = tmp_path / "lade.json"
+    content = bytearray(path.read_bytes())
+    position %= len(content)
+    if content[position] == byte:
+        return
+    content[position] = byte
+    path.write_bytes(content)
+    try:
+        read = read_manifest(tmp_path)
+    except ManifestError:
+        return
+    assert read == example()  # white space between fields says nothing
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200))
+def test_any_bytes_give_one_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lade.json").write_bytes(content)
+    with pytest.raises(ManifestError):
+        read_manifest(tmp_path)
+
+
+def test_deeply_nested_json(tmp_path: Path) -> None:
+    (tmp_path / "lade.json").write_text("[" * 200_000)
+    with pytest.raises(ManifestError):
+        read_manifest(tmp_path)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import ScriptedEngine
+from lade_edge.engines.errors import ConfigError
+from lade_edge.runtime.config import PLAIN, GenerationConfig, Shape
+
+
+@pytest.mark.parametrize(
+    ("window", "ngram", "guesses", "width"),
+    [(15, 5, 15, 120), (5, 4, 2, 21), (2, 3, 2, 8), (1, 2, 0, 1), (0, 4, 4, 13), (0, 2, 0, 1)],
+)
+def test_width_of_a_step(window: int, ngram: int, guesses: int, width: int) -> None:
+    assert Shape(window=window, ngram=ngram, guesses=guesses).width == width
+
+
+@settings(deadline=None)
+@given(st.integers(0, 30), st.integers(2, 9), st.integers(0, 30), st.integers(1, 300))
+def test_a_fitted_shape_fits(window: int, ngram: int, guesses: int, max_width: int) -> None:
+    shape = Shape(window=window, ngram=ngram, guesses=guesses)
+    fitted = shape.fitted(max_width)
+    assert fitted.width <= max_width
+    assert fitted.window <= window
+    assert fitted.guesses <= guesses
+    assert fitted == (shape if shape.width <= max_width else fitted)
+    if max_width >= 2 and guesses:
+        assert fitted.guesses
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu", (2, 3, 2)), ("cuda", (4, 4, 4)), ("npu", (2, 3, 2))]
+)
+def test_defaults_come_from_the_device(device: str, expected: tuple[int, int, int]) -> None:
+    shape = GenerationConfig().shape(ScriptedEngine(device=device).spec)
+    assert (shape.window, shape.ngram, shape.guesses) == expected
+
+
+def test_a_given_number_replaces_its_default_only() -> None:
+    shape = GenerationConfig(window=5).shape(ScriptedEngine().spec)
+    assert (shape.window, shape.ngram, shape.guesses) == (5, 3, 2)
+
+
+def test_defaults_shrink_to_a_narrow_engine() -> None:
+    assert GenerationConfig().shape(ScriptedEngine(max_width=4).spec).width <= 4
+
+
+def test_plain_mode_has_no_drafts() -> None:
+    config = GenerationConfig(mode="plain", window=5, ngram=4, guesses=5)
+    assert config.shape(ScriptedEngine(max_width=1).spec) == PLAIN
+    assert PLAIN.width == 1
+
+
+def test_a_shape_too_wide_names_both_numbers_and_a_legal_triple() -> None:
+    config = GenerationConfig(window=15, ngram=5, guesses=15)
+    with pytest.raises(ConfigError, match=r"120 tokens.* at most 64") as caught:
+        config.shape(ScriptedEngine(max_width=64).spec)
+    numbers = re.search(r"try window (\d+), ngram (\d+), guesses (\d+)", str(caught.value))
+    assert numbers
+    window, ngram, guesses = map(int, numbers.groups())
+    assert Shape(window=window, ngram=ngram, guesses=guesses).width <= 64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "fast"},
+        {"max_new_tokens": -1},
+        {"seed": -1},
+        {"window": -1},
+        {"ngram": 1},
+        {"guesses": -1},
+        {"stop": ("a", "")},
+    ],
+)
+def test_values_that_cannot_be_used(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        GenerationConfig(**options)
+
+
+def test_one_stop_text_may_be_given_bare() -> None:
+    assert GenerationConfig(stop="END").stop == ("END",)  # type: ignore[arg-type]

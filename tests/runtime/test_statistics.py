@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from fakes import scripted_model
+from lade_edge.runtime.report import print_statistics
+from lade_edge.runtime.statistics import Meter
+from lade_edge.runtime.tree import DraftTree
+
+
+def test_speed_counts_what_follows_the_first_token() -> None:
+    meter = Meter(20)
+    meter.prefilled(engine_s=2.0, total_s=2.5)
+    meter.overhead(0.25)
+    tree = DraftTree()
+    tree.reset(0, max_nodes=9, max_depth=9)
+    tree.add_chain([1, 2], 1.0, "pool")
+    tree.add_chain([3], 0.5, "window")
+    meter.step(tree, [1], tokens=2, width=4, engine_s=1.0, total_s=1.25)
+    meter.step(tree, [], tokens=1, width=4, engine_s=1.0, total_s=1.5)
+    stats = meter.statistics()
+    assert (stats.prompt_tokens, stats.tokens, stats.steps) == (20, 4, 2)
+    assert stats.tokens_per_step == 1.5
+    assert (stats.engine_s, stats.host_s) == (2.0, 1.0)
+    assert stats.tokens_per_second == 1.0
+    assert stats.prefill_tokens_per_second == 10.0
+    assert stats.time_to_first_token_s == 2.5
+    assert stats.proposed == {"pool": 4, "window": 2}
+    assert stats.accepted == {"pool": 1}
+    assert stats.widths == {4: 2}
+
+
+def test_nothing_ran() -> None:
+    stats = Meter(3).statistics()
+    assert (stats.tokens, stats.steps, stats.tokens_per_step) == (0, 0, 0.0)
+    assert stats.tokens_per_second == stats.prefill_tokens_per_second == 0.0
+
+
+def test_every_figure_is_in_the_json() -> None:
+    stats = scripted_model().generate("abc", max_new_tokens=30).stats
+    figures = json.loads(json.dumps(stats.as_dict()))
+    assert {
+        *("steps", "tokens", "tokens_per_step", "tokens_per_second"),
+        *("time_to_first_token_s", "host_s", "engine_s"),
+    } <= set(figures)
+    assert stats.host_s > 0 < stats.engine_s
+    assert stats.time_to_first_token_s >= stats.prefill_s
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "plain"}, {"max_new_tokens": 0}])
+def test_the_table(options: dict[str, Any]) -> None:
+    generation = scripted_model().generate("abc", **{"max_new_tokens": 30, **options})
+    file = io.StringIO()
+    print_statistics(generation, file)
+    text = file.getvalue()
+    assert f"{generation.stats.tokens} tokens in {generation.stats.steps} steps" in text
+    assert generation.finish_reason in text
+    assert ("window 2" in text) == (generation.mode == "lookahead")

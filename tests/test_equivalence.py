@@ -1,0 +1,257 @@
+"""Lookahead decoding gives the ids of plain decoding, whatever it guesses.
+
+The expected ids come from the script itself, without engine or decode loop; the planted faults at
+the end show that these tests can fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import EOS, LETTERS, Script, ScriptedEngine, scripted_model
+from lade_edge.engines.protocol import BoolArray, Int64Array, StepResult
+from lade_edge.runtime.generation import Generation
+from lade_edge.runtime.model import Model
+from lade_edge.runtime.stop import StopMatcher
+
+UTF8 = tuple({*"é中😀".encode(), *b"ab "})
+
+scripts = st.builds(
+    Script,
+    alphabet=st.sampled_from([LETTERS, UTF8, LETTERS[:3]]),
+    rare=st.sampled_from([(), (EOS,), (EOS, 7)]),
+    surprise=st.integers(2, 12),
+    salt=st.integers(0, 999),
+)
+prompts = st.lists(st.sampled_from([*LETTERS, EOS, 7]), min_size=1, max_size=12)
+shapes = st.fixed_dictionaries(
+    {"window": st.integers(0, 5), "ngram": st.integers(2, 5), "guesses": st.integers(0, 4)}
+)
+
+
+def expected_ids(script: Script, prompt: list[int], count: int, *, eos: bool = True) -> list[int]:
+    return script.text(prompt, count, eos=frozenset({EOS} if eos else ()))
+
+
+def check_usage(generation: Generation) -> None:
+    stats = generation.stats
+    assert stats.tokens == len(generation.output_ids)
+    assert stats.steps == sum(stats.widths.values())
+    assert sum(stats.accepted.values()) <= stats.tokens
+    for origin, accepted in stats.accepted.items():
+        assert accepted <= stats.proposed[origin]
+
+
+@settings(max_examples=150, deadline=None)
+@given(scripts, prompts, shapes, st.integers(0, 40), st.integers(0, 3), st.booleans())
+def test_lookahead_ids_equal_plain_ids(
+    script: Script,
+    prompt: list[int],
+    shape: dict[str, Any],
+    count: int,
+    seed: int,
+    ignore_eos: bool,
+) -> None:
+    model = scripted_model(script)
+    found = model.generate(prompt, max_new_tokens=count, seed=seed, ignore_eos=ignore_eos, **shape)
+    plain = model.generate(prompt, max_new_tokens=count, mode="plain", ignore_eos=ignore_eos)
+    assert list(found.output_ids) == expected_ids(script, prompt, count, eos=not ignore_eos)
+    for generation in (found, plain):
+        check_usage(generation)
+    assert found.output_ids == plain.output_ids
+    assert found.text == plain.text
+    assert found.finish_reason == plain.finish_reason
+    assert found.stats.steps <= plain.stats.steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scripts,
+    prompts,
+    shapes,
+    st.lists(st.text("abcdé ", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_stop_texts(
+    script: Script, prompt: list[int], shape: dict[str, Any], stop: list[str]
+) -> None:
+    model = scripted_model(script)
+    options: dict[str, Any] = {"max_new_tokens": 50, "stop": tuple(stop)}
+    found = model.generate(prompt, **shape, **options)
+    plain = model.generate(prompt, mode="plain", **options)
+    whole = model.generate(prompt, mode="plain", max_new_tokens=50)
+    assert (found.output_ids, found.text) == (plain.output_ids, plain.text)
+    assert found.finish_reason == plain.finish_reason
+    matcher = StopMatcher(stop)
+    assert found.text == matcher.push(whole.text) + matcher.flush()
+    assert (found.finish_reason == "stop") == matcher.matched
+    assert list(found.output_ids) == list(whole.output_ids[: len(found.output_ids)])
+    check_usage(found)
+
+
+@settings(max_examples=80, deadline=None)
+@given(scripts, prompts, shapes, st.integers(1, 9), st.integers(1, 4))
+def test_up_to_the_last_slot(
+    script: Script, prompt: list[int], shape: dict[str, Any], room: int, plain_width: int
+) -> None:
+    capacity = len(prompt) + room
+    engine = ScriptedEngine(script, capacity=capacity, plain_width=plain_width)
+    model = scripted_model(engine=engine)
+    found = model.generate(prompt, max_new_tokens=99, **shape)
+    assert list(found.output_ids) == expected_ids(script, prompt, room)
+    assert found.finish_reason == ("eos" if found.output_ids[-1] == EOS else "context")
+    assert all(width >= plain_width for width in engine.widths)
+    exact = model.generate(prompt, max_new_tokens=room, ignore_eos=True, **shape)
+    assert exact.finish_reason == "length"
+    assert len(exact.output_ids) == room
+
+
+@settings(max_examples=60, deadline=None)
+@given(scripts, prompts, shapes)
+def test_every_budget_is_met_exactly(
+    script: Script, prompt: list[int], shape: dict[str, Any]
+) -> None:
+    model = scripted_model(script)
+    expected = expected_ids(script, prompt, 12, eos=False)
+    for count in range(shape["window"] + shape["ngram"] + 1):
+        found = model.generate(prompt, max_new_tokens=count, ignore_eos=True, **shape)
+        assert list(found.output_ids) == expected[:count]
+        assert found.finish_reason == "length"
+
+
+@settings(max_examples=40, deadline=None)
+@given(scripts, prompts, prompts, shapes)
+def test_nothing_leaks_from_one_generation_to_the_next(
+    script: Script, long: list[int], short: list[int], shape: dict[str, Any]
+) -> None:
+    def outcome(model: Model, prompt: list[int], count: int) -> tuple[object, ...]:
+        generation = model.generate(prompt, max_new_tokens=count, **shape)
+        stats = generation.stats
+        return generation.output_ids, stats.steps, stats.accepted, stats.widths
+
+    model = scripted_model(script)
+    for prompt, count in ((long, 40), (short, 9), (short, 9), (long, 40)):
+        assert outcome(model, prompt, count) == outcome(scripted_model(script), prompt, count)
+
+
+@settings(max_examples=60, deadline=None)
+@given(scripts, prompts, shapes, st.sampled_from([(), ("b a",)]), st.integers(0, 30))
+def test_events_make_the_result(
+    script: Script, prompt: list[int], shape: dict[str, Any], stop: tuple[str, ...], count: int
+) -> None:
+    stream = scripted_model(script).stream(prompt, max_new_tokens=count, stop=stop, **shape)
+    events = list(stream)
+    result = stream.result
+    assert "".join(event.text for event in events) == result.text
+    assert tuple(token for event in events for token in event.ids) == result.output_ids
+    assert all(event.ids for event in events)
+    assert len(events) == (result.stats.steps + 1 if count else 0)
+
+
+def test_repetitive_text_is_accepted_in_long_runs() -> None:
+    """Guards the acceptance rate: a fixture whose drafts are nearly always right."""
+    script = Script(surprise=10**9)
+    found = scripted_model(script).generate(
+        list(b"ab"), max_new_tokens=100, window=5, ngram=4, guesses=5
+    )
+    assert found.stats.tokens_per_step > 3
+    assert sum(found.stats.accepted.values()) == found.stats.tokens - 1 - found.stats.steps
+
+
+def test_a_fully_matched_ngram_gives_its_bonus_token() -> None:
+    """Constant text, one guess of N-1 = 3 tokens: N tokens a step, also without a window."""
+    script = Script(alphabet=(97,), surprise=10**9)
+    found = scripted_model(script).generate(
+        [97] * 8, max_new_tokens=41, window=0, ngram=4, guesses=1
+    )
+    assert found.stats.steps == 10
+    assert found.stats.widths == {4: 10}
+
+
+def test_the_window_foresees_what_neither_prompt_nor_output_had() -> None:
+    script = Script(alphabet=LETTERS, surprise=10**9)
+    with_window = scripted_model(script).generate(
+        [7], max_new_tokens=30, window=5, ngram=3, guesses=3
+    )
+    assert with_window.stats.accepted.get("window", 0) > 0
+
+
+class FaultyEngine(ScriptedEngine):
+    """Changes what the decode loop asked for, as a fault in it would."""
+
+    fault = ""
+
+    def step(
+        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
+    ) -> StepResult:
+        visible, positions, tokens = visible.copy(), positions.copy(), tokens.copy()
+        if self.fault == "a draft misses its parent":
+            for row in range(2, len(tokens)):
+                visible[row, row - 1] = False
+        elif self.fault == "branches see each other":
+            visible = np.tri(len(tokens), dtype=np.bool_)
+        elif self.fault == "the root is not seen":
+            visible[1:, 0] = False
+        elif self.fault == "slots for positions":
+            positions = self.length + np.arange(len(tokens))
+        elif self.fault == "results one row late":
+            rows = np.maximum(rows - 1, 0)
+        return super().step(tokens, positions, visible, rows)
+
+    def keep(self, slots: Int64Array) -> None:
+        if self.fault == "slots kept in place of the path":
+            slots = np.arange(len(slots))
+        elif self.fault == "one row too few":
+            slots = slots[: max(1, len(slots) - 1)]
+        super().keep(slots)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "a draft misses its parent",
+        "branches see each other",
+        "the root is not seen",
+        "slots for positions",
+        "results one row late",
+        "slots kept in place of the path",
+        "one row too few",
+    ],
+)
+def test_planted_faults_are_caught(fault: str) -> None:
+    """Each of these changes ids, or breaks the engine's contract, within a few texts."""
+    caught = 0
+    for salt in range(12):
+        script = Script(salt=salt, surprise=4)
+        engine = FaultyEngine(script)
+        options: dict[str, Any] = {"max_new_tokens": 60, "window": 3, "ngram": 4, "guesses": 4}
+        expected = script.text([97, 98], 60)
+        assert list(scripted_model(engine=engine).generate([97, 98], **options).output_ids) == (
+            expected
+        )
+        engine.fault = fault
+        try:
+            found = scripted_model(engine=engine).generate([97, 98], **options)
+        except AssertionError:
+            caught += 1
+        else:
+            caught += list(found.output_ids) != expected
+    assert caught >= 6
+
+
+def test_the_script_depends_on_every_token_and_position() -> None:
+    script = Script(surprise=1)
+    tokens, positions = np.arange(8), np.arange(8)
+    changed = []
+    for index in range(8):
+        for array in (tokens, positions):
+            array[index] += 20
+            changed.append(script.next_token(tokens, positions))
+            array[index] -= 20
+    assert len(set(changed)) > 4
+    assert dataclasses.replace(script, salt=1) != script
