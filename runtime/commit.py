@@ -84,16 +84,23 @@ class Committer:
         for token in chunk:
             tokens.append(token)
             self._num_ids += 1
-            text += self._matcher.push(self._detokenizer.push(token))
-            if token in self.eos:
-                reason = "eos"
-            elif self._matcher.matched:
-                reason = "stop"
-            elif self._num_ids == self._max_length:
-                reason = "length"
-            elif self._num_ids == self._capacity:
-                reason = "context"
-            if reason:
-                text += self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
+            if self._matcher.has_stops:
+                text += self._matcher.push(self._detokenizer.push((token,)))
+            if reason := self._reason(token):
                 break
+        if not self._matcher.has_stops:
+            text = self._detokenizer.push(tokens)
+        if reason:
+            text += self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
         return Commit(tokens, text, reason)
+
+    def _reason(self, token: int) -> FinishReason | None:
+        if token in self.eos:
+            return "eos"
+        if self._matcher.matched:
+            return "stop"
+        if self._num_ids == self._max_length:
+            return "length"
+        if self._num_ids == self._capacity:
+            return "context"
+        return None

@@ -73,10 +73,10 @@ def decode(
             result = engine.step(*step)
             engine_s = perf_counter() - launched
 
-            best = result.top_ids[:, 0]
+            best = result.top_ids[:, 0].tolist()
             chunk, path = walk(
                 tree.children,
-                best.tolist().__getitem__,
+                best.__getitem__,
                 eos=committer.eos,
                 budget=committer.remaining,
             )

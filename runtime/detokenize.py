@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time, at constant cost.
+"""Tokens to text as they come, at constant cost per token.
 
 A token is decoded together with a few before it, because a decoder may join, strip or merge across
 tokens. Text is released once no later token can change it: an incomplete UTF-8 sequence stays
@@ -8,6 +8,7 @@ back. The released pieces, joined, are what the tokenizer makes of all the token
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,16 +59,32 @@ class Detokenizer:
         self._window: list[int] = []
         self._released = 0
 
-    def push(self, token: int) -> str:
-        """Take one token, return the text that became certain."""
-        if token in self._hidden or self._tokenizer.id_to_token(token) is None:
-            return ""
-        byte = self._byte_tokens.get(token)
-        if byte is not None:
-            return self._push_byte(token, byte)
-        # A decoder gives up on a whole run of byte tokens at once; here only the broken part fails.
-        broken = self._utf8.decode(b"", final=True)
-        self._window.append(token)
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take tokens, return the text that became certain."""
+        pieces = []
+        waiting = False
+        for token in tokens:
+            if token in self._hidden or self._tokenizer.id_to_token(token) is None:
+                continue
+            byte = self._byte_tokens.get(token) if self._byte_tokens else None
+            if byte is not None:
+                pieces.append(self._push_byte(token, byte))
+                waiting = False
+                continue
+            if self._byte_tokens:
+                # A decoder gives up on a whole run of byte tokens; here only the broken part fails.
+                pieces.append(self._utf8.decode(b"", final=True))
+            self._window.append(token)
+            waiting = True
+        if waiting:
+            pieces.append(self._release_certain())
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """Release what was held back, at the end of the output."""
+        return self._utf8.decode(b"", final=True) + self._release_window()
+
+    def _release_certain(self) -> str:
         text = self._decode()
         certain = len(text) - text.endswith(_REPLACEMENT)
         piece = text[self._released : certain]
@@ -76,11 +93,7 @@ class Detokenizer:
             held = len(text) - self._released
             del self._window[:-_CONTEXT]
             self._released = len(self._decode()) - held
-        return broken + piece
-
-    def flush(self) -> str:
-        """Release what was held back, at the end of the output."""
-        return self._utf8.decode(b"", final=True) + self._release_window()
+        return piece
 
     def _push_byte(self, token: int, byte: int) -> str:
         held = self._release_window()

@@ -14,7 +14,6 @@ from lade_edge.runtime.tree import DraftTree
 from lade_edge.runtime.window import JacobiWindow
 
 if TYPE_CHECKING:
-    from lade_edge.engines.protocol import Int64Array
     from lade_edge.runtime.config import Shape
 
 
@@ -53,8 +52,8 @@ class Drafter:
         self._sources: tuple[DraftSource, ...] = (self._pool,) if shape.guesses else ()
 
     @property
-    def window_rows(self) -> Int64Array | None:
-        """``(N-1, W)`` int64 rows of the window, None without one."""
+    def window_rows(self) -> list[list[int]] | None:
+        """N-1 rows of W token ids, None without a window."""
         return None if self._window is None else self._window.rows
 
     def start(self, ids: Sequence[int]) -> None:
@@ -86,13 +85,13 @@ class Drafter:
         self._tree.arrange()
         return self._tree
 
-    def learn(self, ids: Sequence[int], num_new: int, newest: Int64Array) -> None:
+    def learn(self, ids: Sequence[int], num_new: int, newest: Sequence[int]) -> None:
         """Take in one step.
 
         Args:
             ids: Prompt and output so far.
             num_new: How many of them this step emitted.
-            newest: ``(W,)`` int64, the model's choices after the last window row.
+            newest: W token ids, the model's choices after the last window row.
         """
         if self._window is not None:
             self._pool.insert_all(self._window.collect(newest), "window")

@@ -103,13 +103,15 @@ class StepLayout:
         self._pads: BoolArray = np.eye(spec.max_width, dtype=np.bool_)
         self._buffers: dict[int, tuple[Int64Array, Int64Array, BoolArray]] = {}
 
-    def arrange(self, tree: DraftTree, length: int, window: Int64Array | None) -> StepInput:
+    def arrange(
+        self, tree: DraftTree, length: int, window: Sequence[Sequence[int]] | None
+    ) -> StepInput:
         """Lay out one step.
 
         Args:
             tree: Arranged draft tree.
             length: Committed slots, which is the root's position.
-            window: ``(N-1, W)`` int64 window rows; None without a window.
+            window: N-1 window rows of W token ids; None without a window.
 
         Returns:
             The step. Its width is that of its tokens, or of a plain step if that is wider.
@@ -125,7 +127,7 @@ class StepLayout:
             tokens[num_nodes:start] = tree.tokens[0]
             positions[num_nodes:start] = 0
         if window is not None:
-            tokens[start:] = window.reshape(-1)[1:]
+            tokens[start:] = [token for row in window for token in row][1:]
             positions[start:] = self._offsets
         positions += length
         if length + self._reach > self._last_position:
@@ -141,18 +143,18 @@ class StepLayout:
             self._rows[width, num_nodes] = rows
         return StepInput(tokens, positions, visible, rows)
 
-    def newest_row(self, best: Int64Array, num_nodes: int) -> Int64Array:
+    def newest_row(self, best: list[int], num_nodes: int) -> list[int]:
         """The model's choices after the last window row.
 
         Args:
-            best: ``(R,)`` int64, the argmax of each wanted row of the step.
+            best: R token ids, the argmax of each wanted row of the step.
             num_nodes: Nodes of the step's tree, root included.
 
         Returns:
-            ``(W,)`` int64.
+            W token ids.
         """
         if self._row_has_root:
-            return np.concatenate((best[:1], best[num_nodes:]))
+            return best[:1] + best[num_nodes:]
         return best[num_nodes:]
 
     def _mask_tree(self, mask: BoolArray, tree: DraftTree) -> None:

@@ -9,17 +9,19 @@ class StopMatcher:
     """Releases text that can't be part of a stop text any more.
 
     Attributes:
+        has_stops: Whether there is anything to look for.
         matched: True once a stop text is complete; nothing is released after that.
 
     Args:
         stops: Texts to look for, none of them empty.
     """
 
-    __slots__ = ("_held", "_stops", "matched")
+    __slots__ = ("_held", "_stops", "has_stops", "matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self.has_stops = bool(self._stops)
         self.matched = False
 
     def push(self, text: str) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ TEXTS = st.text(st.sampled_from("ab  é中😀\n\u0301"), max_size=40)
 
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     detokenizer = Detokenizer(tokenizer, hidden=special_token_ids(tokenizer))
-    return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
+    return [*(detokenizer.push([token]) for token in ids), detokenizer.flush()]
 
 
 @settings(deadline=None)
@@ -28,6 +30,23 @@ def test_pieces_make_the_text(tokenizer: Tokenizer, text: str) -> None:
     assert "".join(parts) == tokenizer.decode(ids)
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
     assert parts[-1] == ""
+
+
+@settings(deadline=None)
+@given(TEXTS, st.lists(st.integers(1, 7), min_size=1))
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK, UNSTRIPPED])
+def test_chunks_of_any_size_make_the_same_text(
+    tokenizer: Tokenizer, text: str, sizes: list[int]
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    detokenizer = Detokenizer(tokenizer, hidden=special_token_ids(tokenizer))
+    found, start = "", 0
+    for size in itertools.cycle(sizes):
+        if start >= len(ids):
+            break
+        found += detokenizer.push(ids[start : start + size])
+        start += size
+    assert found + detokenizer.flush() == tokenizer.decode(ids)
 
 
 @settings(deadline=None)
@@ -87,7 +106,7 @@ def test_special_and_unknown_ids_leave_no_trace() -> None:
 
 def test_special_tokens_can_be_shown() -> None:
     detokenizer = Detokenizer(BYTES)
-    assert detokenizer.push(EOS) == "<|eos|>"
+    assert detokenizer.push([EOS]) == "<|eos|>"
 
 
 def test_byte_fallback_is_recognised() -> None:
@@ -98,5 +117,5 @@ def test_byte_fallback_is_recognised() -> None:
 def test_the_cost_of_a_token_does_not_grow() -> None:
     detokenizer = Detokenizer(BYTES)
     for token in [0x80] * 500 + list(b"a" * 500):
-        detokenizer.push(token)
+        detokenizer.push([token])
         assert len(detokenizer._window) < 20

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fakes import ScriptedEngine
-from lade_edge.engines.protocol import BoolArray, Int64Array
+from lade_edge.engines.protocol import BoolArray
 from lade_edge.runtime.config import PLAIN, Shape
 from lade_edge.runtime.layout import StepInput, StepLayout, visibility, window_parents
 from lade_edge.runtime.tree import DraftTree
@@ -46,7 +46,7 @@ def layout_of(shape: Shape, **spec: int) -> StepLayout:
 
 
 def example(length: int = 40) -> StepInput:
-    window = np.array([[100, *range(101, 105)], range(111, 116), range(121, 126)])
+    window = [[100, *range(101, 105)], [*range(111, 116)], [*range(121, 126)]]
     tree = tree_of([1, 2, 3], [4, 5, 6])
     return layout_of(SHAPE).arrange(tree, length, window)
 
@@ -78,7 +78,7 @@ def test_both_orders_name_the_same_tokens() -> None:
 
 
 def test_a_shared_prefix_takes_one_slot() -> None:
-    window = np.ones((3, 5), dtype=np.int64)
+    window = [[1] * 5] * 3
     step = layout_of(SHAPE).arrange(tree_of([1, 2, 3], [1, 5, 6]), 9, window)
     assert len(step.tokens) == 20
     assert step.tokens[:6].tolist() == [100, 1, 2, 3, 5, 6]
@@ -87,7 +87,7 @@ def test_a_shared_prefix_takes_one_slot() -> None:
 
 def test_buffers_are_reused_and_leave_nothing_behind() -> None:
     layout = layout_of(SHAPE)
-    window = np.ones((3, 5), dtype=np.int64)
+    window = [[1] * 5] * 3
     fresh = layout_of(SHAPE).arrange(tree_of([1, 2], [3]), 4, window)
     first = layout.arrange(tree_of([1, 2, 3]), 4, window)
     again = layout.arrange(tree_of([1, 2], [3]), 4, window)
@@ -118,7 +118,7 @@ def test_pads_never_make_a_step_too_wide() -> None:
 
 def test_pads_come_between_tree_and_window() -> None:
     shape = Shape(window=2, ngram=2, guesses=1)
-    step = layout_of(shape, plain_width=4).arrange(tree_of([1]), 3, np.array([[100, 5]]))
+    step = layout_of(shape, plain_width=4).arrange(tree_of([1]), 3, [[100, 5]])
     assert step.tokens.tolist() == [100, 1, 100, 5]
     assert step.positions.tolist() == [3, 4, 3, 4]
     assert step.visible[3].tolist() == [True, False, False, True]
@@ -140,14 +140,14 @@ def test_results_of_the_last_window_row(
 ) -> None:
     shape = Shape(window=columns, ngram=ngram, guesses=2)
     layout = layout_of(shape)
-    window: Int64Array = np.zeros((ngram - 1, columns), dtype=np.int64)
+    window = [[0] * columns] * (ngram - 1)
     step = layout.arrange(tree_of([1, 2, 3], [4, 5, 6]), 3, window if columns else None)
     assert len(step.rows) == rows
-    assert layout.newest_row(np.arange(rows), 7).tolist() == newest
+    assert layout.newest_row([*range(rows)], 7) == newest
 
 
 def test_window_positions_are_clamped_to_the_models() -> None:
     layout = layout_of(SHAPE, capacity=44, max_position=44)
-    step = layout.arrange(tree_of([1, 2]), 41, np.ones((3, 5), dtype=np.int64))
+    step = layout.arrange(tree_of([1, 2]), 41, [[1] * 5] * 3)
     assert step.positions[:3].tolist() == [41, 42, 43]
     assert step.positions.max() == 43
