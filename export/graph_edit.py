@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 
@@ -45,6 +47,12 @@ class GraphEditor:
         """An int64 vector as an initializer, made once per name."""
         if name not in self.graph.initializers:
             self.weight(ir.tensor(list(values), dtype=ir.DataType.INT64, name=name))
+        return self.graph.initializers[name]
+
+    def floats(self, name: str, values: npt.NDArray[np.float32]) -> ir.Value:
+        """A float32 array as an initializer, made once per name."""
+        if name not in self.graph.initializers:
+            self.weight(ir.tensor(values, name=name))
         return self.graph.initializers[name]
 
     def weight(self, tensor: ir.TensorProtocol) -> ir.Value:
@@ -116,3 +124,10 @@ def is_permutation(node: ir.Node | None, order: Sequence[int]) -> bool:
     if node is None or node.op_type != "Transpose" or "perm" not in node.attributes:
         return False
     return list(node.attributes["perm"].as_ints()) == list(order)
+
+
+def int_list(value: ir.Value | None) -> list[int] | None:
+    """The content of a stored vector of integers."""
+    if value is None or value.const_value is None:
+        return None
+    return [int(number) for number in value.const_value.numpy().reshape(-1)]

@@ -13,16 +13,9 @@ import torch
 from transformers import AttentionInterface, Cache
 
 from lade_edge.engines import ExportError
+from lade_edge.export.layer_probe import refuse_extras
 
 ATTENTION_NAME = "lade"
-
-# what attention implementations are told and may leave alone: none of it changes the result here
-_HARMLESS = frozenset({
-    "dropout", "is_causal", "position_ids", "cache", "past_key_values", "use_cache", "kwargs",
-    "output_attentions", "output_hidden_states", "cache_position", "position_embeddings",
-    "return_dict", "num_items_in_batch", "head_mask", "layer_idx", "output_router_logits",
-    "logits_to_keep", "max_length_q", "max_length_k", "cu_seq_lens_q", "cu_seq_lens_k",
-})  # fmt: skip
 
 
 class StepMasks:
@@ -105,12 +98,7 @@ def attention(
     Raises:
         ExportError: If the layer asks for something that would change the result.
     """
-    asked = sorted(k for k, v in extra.items() if v is not None and k not in _HARMLESS)
-    if asked:
-        raise ExportError(
-            f"{type(module).__name__} asks its attention for {', '.join(asked)}, which the graph "
-            "contract has no place for; this model can't be exported"
-        )
+    refuse_extras(module, extra)
     mask = _masks[-1].of_layer(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     attributes: dict[str, Any] = {"scale": scale, "is_causal": 0}
@@ -130,7 +118,7 @@ def attention(
 AttentionInterface.register(ATTENTION_NAME, attention)
 
 
-class ScatterCache(Cache):
+class ScatterCache(Cache):  # type: ignore[misc]
     """A cache whose update is ``TensorScatter`` into buffers that the caller owns.
 
     Args:

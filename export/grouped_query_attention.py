@@ -21,6 +21,9 @@ from lade_edge.export.graph_edit import (
 
 MICROSOFT = "com.microsoft"
 _SWAP = (0, 2, 1, 3)
+_PER_HEAD = ("RMSNormalization", "LayerNormalization", "Split")
+_LAST = (-1, 3)
+_HEAD_SIZE_UNIT = 8  # what the kernel's head size must be a multiple of
 
 
 def use_grouped_query_attention(graph: ir.Graph, spec: ModelSpec) -> None:
@@ -32,8 +35,14 @@ def use_grouped_query_attention(graph: ir.Graph, spec: ModelSpec) -> None:
         spec: Shape of the model.
 
     Raises:
-        ExportError: If an attention's keys don't come from a TensorScatter.
+        ExportError: If the kernel doesn't take the head size, or an attention's keys don't come
+            from a TensorScatter.
     """
+    if spec.head_size % _HEAD_SIZE_UNIT:
+        raise ExportError(
+            f"{spec.model_type} has a head size of {spec.head_size}, onnxruntime's attention kernel "
+            f"takes multiples of {_HEAD_SIZE_UNIT}; use --target canonical"
+        )
     _Rewriter(graph, spec).run()
 
 
@@ -43,6 +52,7 @@ class _Rewriter:
         self.graph = graph
         self.spec = spec
         self._tables: dict[str, ir.Value] = {}
+        self._moved: dict[ir.Node, list[ir.Value]] = {}
 
     def run(self) -> None:
         self._replace_inputs()
@@ -109,22 +119,43 @@ class _Rewriter:
         rotary = producer_of(value, "RotaryEmbedding")
         if rotary is not None:
             return self._rotary(rotary, self._rows(rotary.inputs[0], heads), heads)
-        assert value is not None
         columns = heads * self.spec.head_size
-        swap = value.producer()
-        if is_permutation(swap, _SWAP):
-            assert swap is not None
-            split = swap.inputs[0]
-            reshape = producer_of(split, "Reshape")
-            whole = reshape.inputs[0] if reshape is not None else None
-            if whole is not None and _columns(whole) == columns:
-                return whole
-        else:
-            (split,) = self.edit.emit("Transpose", [value], {"perm": list(_SWAP)})
+        split = self._tokens_first(value)
+        reshape = producer_of(split, "Reshape")
+        whole = reshape.inputs[0] if reshape is not None else None
+        if whole is not None and _columns(whole) == columns:
+            return whole
         shape = self.edit.integers(f"shape.rows_{columns}", [1, -1, columns])
         (rows,) = self.edit.emit("Reshape", [split, shape])
-        rows.shape, rows.type = ir.Shape([1, "T", columns]), value.type
+        rows.shape, rows.type = ir.Shape([1, "T", columns]), split.type
         return rows
+
+    def _tokens_first(self, value: ir.Value | None) -> ir.Value:
+        """``(1, T, heads, D)`` with the content of ``(1, heads, T, D)``; what acts per head moves along."""
+        assert value is not None
+        node = value.producer()
+        if is_permutation(node, _SWAP):
+            assert node is not None and node.inputs[0] is not None
+            return node.inputs[0]
+        if (
+            node is not None
+            and node.op_type in _PER_HEAD
+            and int_attribute(node, "axis", -1) in _LAST
+        ):
+            if node not in self._moved:
+                self._moved[node] = self.edit.emit(
+                    node.op_type,
+                    [self._tokens_first(node.inputs[0]), *node.inputs[1:]],
+                    dict(node.attributes),
+                    num_outputs=len(node.outputs),
+                )
+            out = self._moved[node][list(node.outputs).index(value)]
+        else:
+            (out,) = self.edit.emit("Transpose", [value], {"perm": list(_SWAP)})
+        assert value.shape is not None
+        batch, heads, tokens, size = value.shape
+        out.shape, out.type = ir.Shape([batch, tokens, heads, size]), value.type
+        return out
 
     def _return_rows(self, heads_first: ir.Value, rows: ir.Value, heads: int) -> None:
         """Serve the readers of attention's 4-D output from its rows."""
@@ -135,8 +166,11 @@ class _Rewriter:
             for reader in list(swap.outputs[0].consumers()):
                 if reader.op_type == "Reshape" and _columns(reader.outputs[0]) == columns:
                     reader.outputs[0].replace_all_uses_with(rows)
-        if not any(reader.outputs[0].uses() for swap in heads_first.consumers()
-                   for reader in swap.outputs[0].consumers()):
+        if not any(
+            reader.outputs[0].uses()
+            for swap in heads_first.consumers()
+            for reader in swap.outputs[0].consumers()
+        ):
             return
         shape = self.edit.integers(
             f"shape.heads_{heads}_{self.spec.head_size}", [1, -1, heads, self.spec.head_size]

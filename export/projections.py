@@ -40,7 +40,7 @@ def _merge(edit: GraphEditor, source: ir.Value, nodes: list[ir.Node]) -> None:
         biases = [_bias(add) for add in additions if add is not None]
         (merged,) = edit.emit("Add", [merged, edit.weight(_concatenated(biases, axis=0))])
         replaced = [add.outputs[0] for add in additions if add is not None]
-    columns = [int(weight.shape[1]) for weight in weights]  # type: ignore[union-attr, index, arg-type]
+    columns = [int(weight.shape[1]) for weight in weights]
     sizes = edit.integers("split." + "_".join(map(str, columns)), columns)
     parts = edit.emit("Split", [merged, sizes], {"axis": -1}, num_outputs=len(nodes))
     for old, new in zip(replaced, parts, strict=True):

@@ -6,7 +6,10 @@ KV cache updated in place, logits and the best few of them for the wanted rows.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +18,7 @@ from torch.export import Dim
 
 from lade_edge.engines import ExportError, LadeError, ModelSpec
 from lade_edge.export.graph_ops import ATTENTION_NAME, ScatterCache, StepMasks, tracing_masks
+from lade_edge.export.layer_probe import cache_argument, probe_layers, use_traceable_experts
 from lade_edge.export.support import freeze_length_dependent_rope, position_limit
 
 OPSET = 24
@@ -22,44 +26,30 @@ TOP_K = 8
 
 
 def model_spec(model: Any) -> ModelSpec:
-    """Read the model's shape from its config.
+    """Read the model's shape from its config and a dry run.
+
+    Args:
+        model: Causal language model in eval mode; its attention implementation is set.
 
     Raises:
-        ExportError: If the config lacks what the graph contract needs.
+        ExportError: If the model doesn't fit the graph contract.
     """
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    windows = {
-        layer.sliding_window
-        for layer in model.modules()
-        if isinstance(getattr(layer, "sliding_window", None), int) and hasattr(layer, "layer_idx")
-    }
-    if _every_layer_windowed(config):
-        windows.add(config.sliding_window)
-    if len(windows) > 1:
-        raise ExportError(
-            f"layers have sliding windows of {sorted(windows)} tokens; one width is supported"
-        )
+    layers = probe_layers(model)
     return ModelSpec(
         architecture=type(model).__name__,
         model_type=config.model_type,
         vocab_size=config.vocab_size,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_layers=layers.num_layers,
+        num_kv_heads=layers.num_kv_heads,
+        head_size=layers.head_size,
         max_position=position_limit(config),
-        sliding_window=windows.pop() if windows else None,
+        sliding_window=layers.sliding_window,
         top_k=min(TOP_K, config.vocab_size),
     )
 
 
-def _every_layer_windowed(config: Any) -> bool:
-    """Families without layer types hand ``config.sliding_window`` to every layer's attention."""
-    window = getattr(config, "sliding_window", None)
-    return isinstance(window, int) and getattr(config, "layer_types", None) is None
-
-
-class StepGraph(torch.nn.Module):
+class StepGraph(torch.nn.Module):  # type: ignore[misc]
     """The graph contract as a module.
 
     Args:
@@ -94,21 +84,10 @@ class StepGraph(torch.nn.Module):
                 attention_mask=attn_mask,
                 use_cache=True,
                 logits_to_keep=logit_rows,
-                **{_cache_argument(self.model): cache},
+                **{cache_argument(self.model): cache},
             ).logits
         top_logits, top_ids = torch.topk(logits, self._spec.top_k, dim=-1)
         return logits, top_logits, top_ids, cache.keys, cache.values
-
-
-def _cache_argument(model: Any) -> str:
-    """Name under which this release's models take a cache: it changed within transformers 5."""
-    import inspect
-
-    names = inspect.signature(type(model).forward).parameters
-    for name in ("cache", "past_key_values"):
-        if name in names:
-            return name
-    raise ExportError(f"{type(model).__name__} takes no KV cache; it can't be exported")
 
 
 def trace(model: Any, spec: ModelSpec) -> ir.Model:
@@ -125,10 +104,10 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
         ExportError: Naming what can't be traced.
     """
     freeze_length_dependent_rope(model)
+    use_traceable_experts(model)
     model.set_attn_implementation(ATTENTION_NAME)
     arguments, dynamic = _example(spec)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with _quiet_tracer(), torch.no_grad():
         try:
             program = torch.export.export(
                 StepGraph(model, spec).eval(), arguments, dynamic_shapes=dynamic, strict=False
@@ -144,23 +123,43 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
         except LadeError:
             raise
         except Exception as error:  # torch wraps an error of any depth in types of its own
-            if inner := _own_error(error):
-                raise inner from error
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+            causes = _causes(error)
+            for cause in causes:
+                if isinstance(cause, LadeError):
+                    raise cause from error
+            reason = str(causes[-1]).strip().splitlines() or [type(causes[-1]).__name__]
             raise ExportError(
                 f"{type(model).__name__} can't be traced: {reason[0]}; only models that go "
                 "through transformers' attention interface and cache can be exported"
             ) from error
     graph: ir.Model = onnx_program.model
     _name_tensors(graph, spec)
+    _forget_origin(graph.graph)
     return graph
 
 
-def _own_error(error: BaseException) -> LadeError | None:
-    inner: BaseException | None = error
-    while inner is not None and not isinstance(inner, LadeError):
-        inner = inner.__cause__ or inner.__context__
-    return inner
+@contextlib.contextmanager
+def _quiet_tracer() -> Iterator[None]:
+    """Keep the tracer's warnings, and its advice on packages it can do without, to itself."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what led to it, the first failure last."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found
 
 
 def _example(spec: ModelSpec) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -217,6 +216,17 @@ def _rename_symbols(graph: ir.Model, symbols: dict[str, str | int]) -> None:
                     dim if isinstance(dim, int) else symbols.get(str(dim), str(dim))
                     for dim in value.shape
                 ])  # fmt: skip
+
+
+def _forget_origin(graph: ir.Graph) -> None:
+    """Drop the tracer's notes: they hold paths of this machine, and change from run to run."""
+    graph.metadata_props.clear()
+    for value in (*graph.inputs, *graph.initializers.values()):
+        value.metadata_props.clear()
+    for node in graph:
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
 
 
 def _plain(dim: int | ir.SymbolicDim) -> str | int:

@@ -23,11 +23,7 @@ RAW = (
     "1, 2, 3, 4, 5, 6,",
     "The",
 )
-SHAPES = [
-    (window, ngram, guesses)
-    for window, ngram, guesses in itertools.product((0, 1, 3, 5), (2, 3, 5), (0, 1, 5))
-    if window or guesses
-]
+SHAPES = [*itertools.product((0, 1, 5), (2, 4), (1, 5))]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +60,9 @@ def test_the_ids_are_those_of_transformers(source: Any, model: Model, text: str,
         )
     )
     assert model.prompts.encode(text, raw=raw) == ids
-    expected = greedy(source, ids, 40)
+    expected = greedy(source, ids, 32)
     for mode in ("plain", "lookahead"):
-        result = model.generate(text, raw=raw, mode=mode, max_new_tokens=40)
+        result = model.generate(text, raw=raw, mode=mode, max_new_tokens=32)
         assert result.output_ids == expected, mode
 
 
