@@ -10,6 +10,9 @@ import numpy.typing as npt
 from lade_edge.engines.protocol import BoolArray, Int64Array
 
 MASKED = -30000.0  # far below any score, yet finite in fp16, where -inf rows would turn to NaN
+_BY_VISIBILITY = {
+    kind: np.array([MASKED, 0.0], kind) for kind in (np.dtype(np.float16), np.dtype(np.float32))
+}
 
 
 def fill_mask(
@@ -22,16 +25,17 @@ def fill_mask(
     """Write the mask of one step: 0 where a token sees a slot, `MASKED` elsewhere.
 
     Args:
-        out: ``(T, columns)`` with ``columns >= length + T``, float; overwritten.
+        out: ``(T, columns)`` with ``columns >= length + T``, float16 or float32; overwritten.
         length: Committed slots P; slot j below it holds position j.
         visible: ``(T, T)`` bool among the step's own tokens.
         positions: ``(T,)`` positions of the tokens; needed with ``window``.
         window: If given, a token sees a slot only if it lies less than ``window`` positions back,
             by *position*: in a tree, slots and positions differ.
     """
-    width = len(visible)
-    out[:, :length] = 0.0
-    out[:, length + width :] = MASKED
+    width, columns = len(visible), out.shape[1]
+    out.fill(0.0)
+    if columns > length + width:
+        out[:, length + width :] = MASKED
     block = visible
     if window is not None:
         if positions is None:
@@ -40,4 +44,5 @@ def fill_mask(
         oldest = np.maximum(positions - (window - 1), 0)
         for row in np.flatnonzero(oldest):
             out[row, : min(int(oldest[row]), length)] = MASKED
-    out[:, length : length + width] = np.where(block, 0.0, MASKED)
+    if width > 1:
+        out[:, length : length + width] = _BY_VISIBILITY[out.dtype].take(block.view(np.uint8))

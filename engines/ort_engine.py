@@ -1,11 +1,12 @@
 """The engine on ONNX Runtime: IO binding over buffers that are ours and stay where they are.
 
-Bound once per loaded model: every layer's KV cache, input and output alike, to the same memory.
-Bound per step: only what changed its shape.
+Every layer's KV cache is bound once, input and output alike to the same memory. A step binds its
+mask, which gets longer every time, and of the rest only what changed its shape.
 """
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lade_edge.engines.bundle import Bundle
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
 from lade_edge.engines.masks import fill_mask
-from lade_edge.engines.ort_session import open_session
+from lade_edge.engines.ort_session import open_session, value_over
 from lade_edge.engines.protocol import (
     BoolArray,
     EngineSpec,
@@ -80,21 +81,23 @@ class OnnxRuntimeEngine:
         self._length = 0
         self._session = open_session(bundle.graph_path, threads=threads)
         self._binding = self._session.io_binding()
-        self._bound_shapes: dict[str, tuple[int, ...]] = {}
+        self._values: dict[tuple[str, int], Any] = {}
+        self._bound_width = self._bound_rows = 0
+        self._run_s = 0.0
         self._dense = graph.form == "canonical"
         self._check_inputs(model.num_layers)
         widest = max(max_width, min(PREFILL_CHUNK, capacity))
-        self._input_ids = np.zeros(widest, np.int64)
-        self._position_ids = np.zeros(widest, np.int64)
+        self._input_ids = np.zeros((1, widest), np.int64)
+        self._position_ids = np.zeros((1, widest), np.int64)
         self._rows = np.zeros(widest, np.int64)
         self._mask = np.zeros(widest * self._slots, float_type)
         self._window_mask = np.zeros(widest * self._slots if self._window else 0, float_type)
         self._write_index = np.zeros(1, np.int64)
         self._last_slot = np.zeros(1, np.int32)
         self._total = np.zeros(1, np.int32)
-        self._logits = np.empty((max_width, model.vocab_size), np.float32)
-        self._top_logits = np.empty((max_width, model.top_k), np.float32)
-        self._top_ids = np.empty((max_width, model.top_k), np.int64)
+        self._logits = np.empty((1, max_width, model.vocab_size), np.float32)
+        self._top_logits = np.empty((1, max_width, model.top_k), np.float32)
+        self._top_ids = np.empty((1, max_width, model.top_k), np.int64)
         self._causal = np.tri(widest, dtype=np.bool_)
         self._bind_fixed(model.num_layers)
 
@@ -108,6 +111,11 @@ class OnnxRuntimeEngine:
         """Committed slots."""
         return self._length
 
+    @property
+    def run_s(self) -> float:
+        """Seconds of the last step or prefill inside ONNX Runtime."""
+        return self._run_s
+
     def prefill(self, tokens: Int64Array) -> StepResult:
         """Append tokens as a causal chain in chunks; see `protocol.Engine.prefill`."""
         if len(tokens) < 1 or self._length + len(tokens) > self._spec.capacity:
@@ -115,7 +123,8 @@ class OnnxRuntimeEngine:
                 f"{len(tokens)} tokens after {self._length} committed ones don't fit the capacity "
                 f"of {self._spec.capacity}; raise --capacity or shorten the prompt"
             )
-        chunk = len(self._input_ids)
+        chunk = self._input_ids.shape[1]
+        seconds = 0.0
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
             width = len(part)
@@ -123,6 +132,8 @@ class OnnxRuntimeEngine:
             last = np.array([width - 1])
             result = self._run(part, positions, self._causal[:width, :width], last)
             self._length += width
+            seconds += self._run_s
+        self._run_s = seconds
         return result
 
     def step(
@@ -138,7 +149,7 @@ class OnnxRuntimeEngine:
 
     def logits(self, index: int) -> Float32Array:
         """Logits of a wanted row of the last step; a view, valid until the next step."""
-        row: Float32Array = self._logits[index]
+        row: Float32Array = self._logits[0, index]
         return row
 
     def keep(self, slots: Int64Array) -> None:
@@ -157,52 +168,70 @@ class OnnxRuntimeEngine:
     ) -> StepResult:
         width, wanted, length = len(tokens), len(rows), self._length
         columns = self._slots if self._dense else length + width
-        self._input_ids[:width] = tokens
-        self._position_ids[:width] = positions
+        self._input_ids[0, :width] = tokens
+        self._position_ids[0, :width] = positions
         self._rows[:wanted] = rows
         self._write_index[0] = length
         self._last_slot[0] = length + width - 1
         self._total[0] = length + width
-        mask = self._mask[: width * columns].reshape(width, columns)
-        fill_mask(mask, length, visible)
+        if "attn_mask" in self._names:
+            mask = self._mask[: width * columns].reshape(1, 1, width, columns)
+            fill_mask(mask[0, 0], length, visible)
+            self._binding.bind_cpu_input("attn_mask", mask)
         if self._window:
-            mask = self._window_mask[: width * columns].reshape(width, columns)
-            fill_mask(mask, length, visible, self._position_ids[:width], self._window)
-            self._bind("attn_mask_window", self._window_mask, (1, 1, width, columns))
-        self._bind("input_ids", self._input_ids, (1, width))
-        self._bind("position_ids", self._position_ids, (1, width))
-        self._bind("attn_mask", self._mask, (1, 1, width, columns))
-        self._bind("logit_rows", self._rows, (wanted,))
-        self._bind("logits", self._logits, (1, wanted, self._spec.vocab_size), output=True)
-        self._bind("top_logits", self._top_logits, (1, wanted, self._spec.top_k), output=True)
-        self._bind("top_ids", self._top_ids, (1, wanted, self._spec.top_k), output=True)
+            mask = self._window_mask[: width * columns].reshape(1, 1, width, columns)
+            fill_mask(mask[0, 0], length, visible, self._position_ids[0, :width], self._window)
+            self._binding.bind_cpu_input("attn_mask_window", mask)
+        if self._bound_width != width:
+            self._bound_width = width
+            self._bind("input_ids", self._input_ids, width)
+            self._bind("position_ids", self._position_ids, width)
+        if self._bound_rows != wanted:
+            self._bound_rows = wanted
+            self._bind("logit_rows", self._rows, wanted)
+            self._bind("logits", self._logits, wanted, output=True)
+            self._bind("top_logits", self._top_logits, wanted, output=True)
+            self._bind("top_ids", self._top_ids, wanted, output=True)
+        started = perf_counter()
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # the library raises its own types and bare RuntimeError alike
             raise EngineError(f"onnxruntime failed in a step of {width} tokens: {error}") from error
-        return StepResult(self._top_ids[:wanted], self._top_logits[:wanted])
+        self._run_s = perf_counter() - started
+        return StepResult(self._top_ids[0, :wanted], self._top_logits[0, :wanted])
 
     def _bind(
-        self, name: str, buffer: npt.NDArray[Any], shape: tuple[int, ...], *, output: bool = False
+        self, name: str, buffer: npt.NDArray[Any], count: int, *, output: bool = False
     ) -> None:
-        if name not in self._names or self._bound_shapes.get(name) == shape:
+        """Bind the first ``count`` entries of a buffer along its axis of tokens or rows."""
+        if name not in self._names:
             return
-        bind = self._binding.bind_output if output else self._binding.bind_input
-        bind(name, "cpu", 0, buffer.dtype, shape, buffer.ctypes.data)
-        self._bound_shapes[name] = shape
+        value = self._values.get((name, count))
+        if value is None:
+            view = buffer[:count] if buffer.ndim == 1 else buffer[:, :count]
+            value = self._values[name, count] = value_over(view)
+        if output:
+            self._binding.bind_ortvalue_output(name, value)
+        else:
+            self._binding.bind_ortvalue_input(name, value)
 
     def _bind_fixed(self, num_layers: int) -> None:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "write_index": self._write_index,
+            "seqlens_k": self._last_slot,
+            "total_length": self._total,
+        }
         for layer in range(num_layers):
-            for kind, view in (("k", self._cache.keys(layer)), ("v", self._cache.values(layer))):
-                shape = (1, *view.shape)
-                self._bind(f"{kind}_cache.{layer}", view, shape)
-                self._bind(f"{kind}_cache_out.{layer}", view, shape, output=True)
-        for name, buffer in (
-            ("write_index", self._write_index),
-            ("seqlens_k", self._last_slot),
-            ("total_length", self._total),
-        ):
-            self._bind(name, buffer, (1,))
+            arrays[f"k_cache.{layer}"] = self._cache.keys(layer)[None]
+            arrays[f"v_cache.{layer}"] = self._cache.values(layer)[None]
+        for name, array in arrays.items():
+            if name in self._names:
+                value = value_over(array)
+                self._binding.bind_ortvalue_input(name, value)
+                if "_cache." in name:
+                    self._binding.bind_ortvalue_output(
+                        name.replace("_cache.", "_cache_out."), value
+                    )
 
     def _check_inputs(self, num_layers: int) -> None:
         inputs = {tensor.name for tensor in self._session.get_inputs()}

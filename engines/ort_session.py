@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from lade_edge.engines.errors import EngineError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -42,6 +44,20 @@ def open_session(path: Path, *, threads: int | None = None) -> Any:
             f"onnxruntime runs {path} on {session.get_providers()}, expected {CPU_PROVIDER}"
         )
     return session
+
+
+def value_over(array: npt.NDArray[Any]) -> Any:
+    """An ``OrtValue`` over the array's own memory, which has to outlive it.
+
+    Raises:
+        EngineError: If the library made a copy, which would never see what is written later.
+    """
+    import onnxruntime as ort
+
+    value = ort.OrtValue.ortvalue_from_numpy(array)
+    if value.data_ptr() != array.ctypes.data:
+        raise EngineError(f"onnxruntime {ort.__version__} copies bound arrays; expected views")
+    return value
 
 
 def _first_line(error: Exception) -> str:

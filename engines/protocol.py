@@ -71,6 +71,14 @@ class Engine(Protocol):
     def length(self) -> int:
         """Committed slots, ``P`` in the paper's notation."""
 
+    @property
+    def run_s(self) -> float:
+        """Seconds the last `step` or `prefill` spent inside the engine library itself.
+
+        What is left of a step's time is the host's: masks and bindings here, drafts and
+        verification in the decode loop.
+        """
+
     def prefill(self, tokens: Int64Array) -> StepResult:
         """Append ``tokens`` as a causal chain, in chunks, and commit them all.
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lade_edge.engines import ExportError, ModelSpec
 from lade_edge.export.graph_edit import GraphEditor, float_attribute, is_weight, producer_of
 from lade_edge.export.grouped_query_attention import MICROSOFT, use_grouped_query_attention
-from lade_edge.export.projections import merge_siblings, use_gemm_for_tied_head
+from lade_edge.export.projections import merge_siblings, read_tied_head_as_stored
 
 OPSET = 21
 IR_VERSION = 10
@@ -31,7 +31,7 @@ def lower_for_onnxruntime(model: ir.Model, spec: ModelSpec) -> None:
     use_grouped_query_attention(model.graph, spec)
     use_skip_norms(model.graph)
     merge_siblings(model.graph)
-    use_gemm_for_tied_head(model.graph)
+    read_tied_head_as_stored(model.graph)
     stamp(model)
 
 

@@ -70,19 +70,19 @@ def _concatenated(values: list[ir.Value | None], axis: int) -> ir.TensorProtocol
     )
 
 
-def use_gemm_for_tied_head(graph: ir.Graph) -> None:
-    """Let the LM head read a tied embedding as it is stored: Gemm transposes without a copy."""
+def read_tied_head_as_stored(graph: ir.Graph) -> None:
+    """Let the LM head read a tied embedding in its own layout: ``FusedMatMul`` turns it itself.
+
+    Without this, ONNX Runtime would keep a transposed copy of the embedding beside it.
+    """
     edit = GraphEditor(graph)
     for node in [n for n in graph if n.op_type == "MatMul"]:
         hidden, weight = node.inputs
         swap = weight.producer() if weight is not None else None
-        if hidden is None or swap is None or not is_permutation(swap, (1, 0)):
-            continue
-        stored = swap.inputs[0]
-        if not is_weight(stored, rank=2) or hidden.shape is None or len(hidden.shape) != 3:
-            continue
-        (rows,) = edit.emit("Squeeze", [hidden, edit.integers("axis.batch", [0])])
-        (scores,) = edit.emit("Gemm", [rows, stored], {"transB": 1})
-        (out,) = edit.emit("Unsqueeze", [scores, edit.integers("axis.batch", [0])])
-        edit.replace(node.outputs[0], out)
+        stored = swap.inputs[0] if swap is not None else None
+        if is_permutation(swap, (1, 0)) and is_weight(stored, rank=2):
+            (out,) = edit.emit(
+                "FusedMatMul", [hidden, stored], {"transB": 1}, domain="com.microsoft"
+            )
+            edit.replace(node.outputs[0], out)
     edit.finish()

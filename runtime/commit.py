@@ -6,7 +6,8 @@ Ids, text, events, cache rows, pool and statistics follow what it keeps and noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lade_edge.runtime.stop import StopMatcher
@@ -35,6 +36,7 @@ class Committer:
 
     Attributes:
         eos: End tokens that end this output; empty if they are ignored.
+        text_s: Seconds the last `commit` spent on turning tokens into text.
 
     Args:
         detokenizer: Fresh, and fed by nobody else.
@@ -45,7 +47,15 @@ class Committer:
         stop: Stop texts.
     """
 
-    __slots__ = ("_capacity", "_detokenizer", "_matcher", "_max_length", "_num_ids", "eos")
+    __slots__ = (
+        "_capacity",
+        "_detokenizer",
+        "_matcher",
+        "_max_length",
+        "_num_ids",
+        "eos",
+        "text_s",
+    )
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class Committer:
         stop: tuple[str, ...] = (),
     ) -> None:
         self.eos = eos
+        self.text_s = 0.0
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop)
         self._num_ids = prompt_length
@@ -81,18 +92,25 @@ class Committer:
         tokens: list[int] = []
         text = ""
         reason: FinishReason | None = None
+        self.text_s = 0.0
         for token in chunk:
             tokens.append(token)
             self._num_ids += 1
             if self._matcher.has_stops:
-                text += self._matcher.push(self._detokenizer.push((token,)))
+                text += self._decode((token,))
             if reason := self._reason(token):
                 break
         if not self._matcher.has_stops:
-            text = self._detokenizer.push(tokens)
+            text = self._decode(tokens)
         if reason:
             text += self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
         return Commit(tokens, text, reason)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        started = perf_counter()
+        text = self._matcher.push(self._detokenizer.push(tokens))
+        self.text_s += perf_counter() - started
+        return text
 
     def _reason(self, token: int) -> FinishReason | None:
         if token in self.eos:

@@ -55,7 +55,7 @@ def decode(
         engine.reset()
         started = perf_counter()
         result = engine.prefill(np.asarray(prompt, dtype=np.int64))
-        engine_s = perf_counter() - started
+        engine_s = engine.run_s
         tokens, text, reason = committer.commit([int(result.top_ids[0, 0])])
         ids = [*prompt, *tokens]
         meter.prefilled(engine_s=engine_s, total_s=perf_counter() - started)
@@ -69,9 +69,8 @@ def decode(
             started = perf_counter()
             tree = drafter.draft(ids[-1], committer.remaining - 1)
             step = layout.arrange(tree, engine.length, drafter.window_rows)
-            launched = perf_counter()
             result = engine.step(*step)
-            engine_s = perf_counter() - launched
+            engine_s = engine.run_s
 
             best = result.top_ids[:, 0].tolist()
             chunk, path = walk(
@@ -84,17 +83,15 @@ def decode(
             ids += tokens
             drafter.learn(ids, len(tokens), layout.newest_row(best, len(tree)))
             # The last emitted token has no row yet: the root and all but one matched row stay.
-            kept = np.array([0, *path[: len(tokens) - 1]], dtype=np.int64)
-            launched = perf_counter()
-            engine.keep(kept)
-            now = perf_counter()
+            engine.keep(layout.slots([0, *path[: len(tokens) - 1]]))
             meter.step(
                 tree,
                 path[: len(tokens)],
                 tokens=len(tokens),
                 width=len(step.tokens),
-                engine_s=engine_s + now - launched,
-                total_s=now - started,
+                engine_s=engine_s,
+                text_s=committer.text_s,
+                total_s=perf_counter() - started,
             )
             yield Event(text, tuple(tokens))
         return reason

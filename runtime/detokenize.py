@@ -64,7 +64,7 @@ class Detokenizer:
         pieces = []
         waiting = False
         for token in tokens:
-            if token in self._hidden or self._tokenizer.id_to_token(token) is None:
+            if token in self._hidden:
                 continue
             byte = self._byte_tokens.get(token) if self._byte_tokens else None
             if byte is not None:

@@ -75,6 +75,7 @@ class StepLayout:
     __slots__ = (
         "_buffers",
         "_chain",
+        "_kept",
         "_last_position",
         "_min_width",
         "_num_results",
@@ -98,6 +99,7 @@ class StepLayout:
         self._min_width = min(spec.plain_width, spec.max_width)
         self._last_position = spec.max_position - 1
         self._reach = max(shape.window + shape.ngram - 3, 0)
+        self._kept: Int64Array = np.zeros(spec.max_width, dtype=np.int64)
         self._rows: dict[tuple[int, int], Int64Array] = {}
         self._chain: BoolArray = np.tri(spec.max_width, dtype=np.bool_)
         self._pads: BoolArray = np.eye(spec.max_width, dtype=np.bool_)
@@ -142,6 +144,12 @@ class StepLayout:
             rows = np.concatenate((np.arange(num_nodes, dtype=np.int64), last_row))
             self._rows[width, num_nodes] = rows
         return StepInput(tokens, positions, visible, rows)
+
+    def slots(self, nodes: Sequence[int]) -> Int64Array:
+        """Nodes of a tree as the array an engine takes; a view, valid until the next call."""
+        count = len(nodes)
+        self._kept[:count] = nodes
+        return self._kept[:count]
 
     def newest_row(self, best: list[int], num_nodes: int) -> list[int]:
         """The model's choices after the last window row.

@@ -44,7 +44,9 @@ def _rows(generation: Generation) -> list[tuple[str, str]]:
     if stats.steps:
         engine_ms = stats.engine_s / stats.steps * 1e3
         host_ms = stats.host_s / stats.steps * 1e3
-        rows.append(("a step", f"engine {engine_ms:.2f} ms, host {host_ms:.3f} ms"))
+        text_ms = stats.text_s / stats.steps * 1e3
+        times = f"engine {engine_ms:.2f} ms, host {host_ms:.3f} ms, text {text_ms:.3f} ms"
+        rows.append(("a step", times))
         widths = ", ".join(f"{width}: {count}" for width, count in stats.widths.items())
         rows.append(("steps by width", widths))
     for origin, proposed in sorted(stats.proposed.items()):

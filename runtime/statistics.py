@@ -24,8 +24,9 @@ class Statistics:
         steps: Decode steps after the prefill.
         time_to_first_token_s: From the start of the prefill to the first event.
         prefill_s: Engine time of the prefill.
-        engine_s: Engine time of the decode steps.
-        host_s: All other time of the decode steps.
+        engine_s: Time of the decode steps inside the engine library.
+        host_s: Time of the decode steps for drafts, masks, bindings, verification and commit.
+        text_s: Time of the decode steps for turning tokens into text.
         proposed: Draft tokens fed, by origin.
         accepted: Draft tokens emitted, by origin.
         widths: Steps by their width in tokens.
@@ -38,6 +39,7 @@ class Statistics:
     prefill_s: float
     engine_s: float
     host_s: float
+    text_s: float
     proposed: dict[str, int]
     accepted: dict[str, int]
     widths: dict[int, int]
@@ -50,7 +52,7 @@ class Statistics:
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first per second of decoding; 0 without steps."""
-        seconds = self.engine_s + self.host_s
+        seconds = self.engine_s + self.host_s + self.text_s
         return (self.tokens - 1) / seconds if self.steps and seconds else 0.0
 
     @property
@@ -83,6 +85,7 @@ class Meter:
         "_prompt_tokens",
         "_proposed",
         "_steps",
+        "_text_s",
         "_tokens",
         "_widths",
     )
@@ -90,7 +93,7 @@ class Meter:
     def __init__(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
         self._tokens = self._steps = 0
-        self._first_s = self._prefill_s = self._engine_s = self._host_s = 0.0
+        self._first_s = self._prefill_s = self._engine_s = self._host_s = self._text_s = 0.0
         self._proposed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._widths: Counter[int] = Counter()
@@ -113,6 +116,7 @@ class Meter:
         tokens: int,
         width: int,
         engine_s: float,
+        text_s: float,
         total_s: float,
     ) -> None:
         """Count one decode step.
@@ -122,14 +126,16 @@ class Meter:
             path: Draft nodes whose tokens were emitted.
             tokens: Emitted tokens.
             width: Tokens fed, pads included.
-            engine_s: Time inside the engine.
+            engine_s: Time inside the engine library.
+            text_s: Time for turning tokens into text.
             total_s: Time of the whole step.
         """
         self._steps += 1
         self._tokens += tokens
         self._widths[width] += 1
         self._engine_s += engine_s
-        self._host_s += total_s - engine_s
+        self._text_s += text_s
+        self._host_s += total_s - engine_s - text_s
         for origin in tree.origins[1:]:
             self._proposed[origin] += 1
         for node in path:
@@ -145,6 +151,7 @@ class Meter:
             prefill_s=self._prefill_s,
             engine_s=self._engine_s,
             host_s=self._host_s,
+            text_s=self._text_s,
             proposed=dict(self._proposed),
             accepted=dict(self._accepted),
             widths=dict(sorted(self._widths.items())),

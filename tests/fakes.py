@@ -109,6 +109,10 @@ class ScriptedEngine:
     def length(self) -> int:
         return self._length
 
+    @property
+    def run_s(self) -> float:
+        return 1e-6
+
     def prefill(self, tokens: Int64Array) -> StepResult:
         count = len(tokens)
         assert count >= 1

@@ -20,12 +20,12 @@ def test_speed_counts_what_follows_the_first_token() -> None:
     tree.reset(0, max_nodes=9, max_depth=9)
     tree.add_chain([1, 2], 1.0, "pool")
     tree.add_chain([3], 0.5, "window")
-    meter.step(tree, [1], tokens=2, width=4, engine_s=1.0, total_s=1.25)
-    meter.step(tree, [], tokens=1, width=4, engine_s=1.0, total_s=1.5)
+    meter.step(tree, [1], tokens=2, width=4, engine_s=1.0, text_s=0.25, total_s=1.5)
+    meter.step(tree, [], tokens=1, width=4, engine_s=1.0, text_s=0.0, total_s=1.25)
     stats = meter.statistics()
     assert (stats.prompt_tokens, stats.tokens, stats.steps) == (20, 4, 2)
     assert stats.tokens_per_step == 1.5
-    assert (stats.engine_s, stats.host_s) == (2.0, 1.0)
+    assert (stats.engine_s, stats.host_s, stats.text_s) == (2.0, 0.75, 0.25)
     assert stats.tokens_per_second == 1.0
     assert stats.prefill_tokens_per_second == 10.0
     assert stats.time_to_first_token_s == 2.5
