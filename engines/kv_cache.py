@@ -66,7 +66,9 @@ class HostKVCache:
         """
         count = len(slots)
         first = 0
-        while first < count and slots[first] == first:
+        for slot in slots.tolist():
+            if slot != first:
+                break
             first += 1
         if first < count:
             self.data[:, :, start + first : start + count] = self.data[:, :, start + slots[first:]]

@@ -10,39 +10,54 @@ import numpy.typing as npt
 from lade_edge.engines.protocol import BoolArray, Int64Array
 
 MASKED = -30000.0  # far below any score, yet finite in fp16, where -inf rows would turn to NaN
-_BY_VISIBILITY = {
-    kind: np.array([MASKED, 0.0], kind) for kind in (np.dtype(np.float16), np.dtype(np.float32))
-}
+_MAX_BLOCKS = 2048
 
 
-def fill_mask(
-    out: npt.NDArray[Any],
-    length: int,
-    visible: BoolArray,
-    positions: Int64Array | None = None,
-    window: int | None = None,
-) -> None:
-    """Write the mask of one step: 0 where a token sees a slot, `MASKED` elsewhere.
+class MaskWriter:
+    """Writes the additive mask of a step: 0 where a token sees a slot, `MASKED` elsewhere.
 
     Args:
-        out: ``(T, columns)`` with ``columns >= length + T``, float16 or float32; overwritten.
-        length: Committed slots P; slot j below it holds position j.
-        visible: ``(T, T)`` bool among the step's own tokens.
-        positions: ``(T,)`` positions of the tokens; needed with ``window``.
+        dtype: float16 or float32.
         window: If given, a token sees a slot only if it lies less than ``window`` positions back,
             by *position*: in a tree, slots and positions differ.
     """
-    width, columns = len(visible), out.shape[1]
-    out.fill(0.0)
-    if columns > length + width:
-        out[:, length + width :] = MASKED
-    block = visible
-    if window is not None:
-        if positions is None:
-            raise ValueError("a windowed mask needs positions")
-        block = visible & (positions[:, None] - positions[None, :] < window)
-        oldest = np.maximum(positions - (window - 1), 0)
-        for row in np.flatnonzero(oldest):
-            out[row, : min(int(oldest[row]), length)] = MASKED
-    if width > 1:
-        out[:, length : length + width] = _BY_VISIBILITY[out.dtype].take(block.view(np.uint8))
+
+    def __init__(self, dtype: npt.DTypeLike, window: int | None = None) -> None:
+        self._values = np.array([MASKED, 0.0], dtype)
+        self._window = window
+        self._blocks: dict[int, tuple[BoolArray, npt.NDArray[Any]]] = {}
+
+    def write(
+        self, out: npt.NDArray[Any], length: int, visible: BoolArray, positions: Int64Array
+    ) -> None:
+        """Overwrite ``out`` with the mask of one step.
+
+        Args:
+            out: ``(T, columns)`` with ``columns >= length + T``.
+            length: Committed slots P; slot j below it holds position j.
+            visible: ``(T, T)`` bool among the step's own tokens; what is made of a read-only one
+                is kept.
+            positions: ``(T,)`` int64 positions of the tokens.
+        """
+        width, columns = len(visible), out.shape[1]
+        out.fill(0.0)
+        if columns > length + width:
+            out[:, length + width :] = MASKED
+        if self._window is not None:
+            visible = visible & (positions[:, None] - positions[None, :] < self._window)
+            oldest = np.maximum(positions - (self._window - 1), 0)
+            for row in np.flatnonzero(oldest):
+                out[row, : min(int(oldest[row]), length)] = MASKED
+        if width > 1:
+            out[:, length : length + width] = self._block(visible)
+
+    def _block(self, visible: BoolArray) -> npt.NDArray[Any]:
+        known = self._blocks.get(id(visible))
+        if known is not None:
+            return known[1]
+        block = self._values.take(visible.view(np.uint8))
+        if not visible.flags.writeable:
+            if len(self._blocks) >= _MAX_BLOCKS:
+                self._blocks.clear()
+            self._blocks[id(visible)] = visible, block  # held, so that its id stays its own
+        return block

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lade_edge.engines.bundle import Bundle
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
-from lade_edge.engines.masks import fill_mask
+from lade_edge.engines.masks import MaskWriter
 from lade_edge.engines.ort_session import open_session, value_over
 from lade_edge.engines.protocol import (
     BoolArray,
@@ -90,6 +90,8 @@ class OnnxRuntimeEngine:
         self._input_ids = np.zeros((1, widest), np.int64)
         self._position_ids = np.zeros((1, widest), np.int64)
         self._rows = np.zeros(widest, np.int64)
+        self._full = MaskWriter(float_type)
+        self._windowed = MaskWriter(float_type, model.sliding_window)
         self._mask = np.zeros(widest * self._slots, float_type)
         self._window_mask = np.zeros(widest * self._slots if self._window else 0, float_type)
         self._write_index = np.zeros(1, np.int64)
@@ -176,11 +178,11 @@ class OnnxRuntimeEngine:
         self._total[0] = length + width
         if "attn_mask" in self._names:
             mask = self._mask[: width * columns].reshape(1, 1, width, columns)
-            fill_mask(mask[0, 0], length, visible)
+            self._full.write(mask[0, 0], length, visible, positions)
             self._binding.bind_cpu_input("attn_mask", mask)
         if self._window:
             mask = self._window_mask[: width * columns].reshape(1, 1, width, columns)
-            fill_mask(mask[0, 0], length, visible, self._position_ids[0, :width], self._window)
+            self._windowed.write(mask[0, 0], length, visible, positions)
             self._binding.bind_cpu_input("attn_mask_window", mask)
         if self._bound_width != width:
             self._bound_width = width

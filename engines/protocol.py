@@ -107,7 +107,8 @@ class Engine(Protocol):
         Args:
             tokens: ``(T,)`` int64 in slot order, 1 <= T <= ``spec.max_width``.
             positions: ``(T,)`` int64, each below ``spec.max_position``.
-            visible: ``(T, T)`` bool, lower triangular, diagonal set; row = query, column = key.
+            visible: ``(T, T)`` bool, lower triangular, diagonal set; row = query, column = key. A
+                read-only array promises never to change, so that what is made of it can be kept.
             rows: ``(R,)`` int64 indices below T whose results are wanted, R >= 1.
 
         Returns:

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from lade_edge.runtime.tree import DraftTree
 
 
+_MAX_PLANS = 2048
+
+
 class StepInput(NamedTuple):
     """Arguments of `Engine.step`; the layout's own buffers, valid until its next step.
 
     Attributes:
         tokens: ``(T,)`` int64 in slot order.
         positions: ``(T,)`` int64.
-        visible: ``(T, T)`` bool; row = query, column = key.
+        visible: ``(T, T)`` bool, read-only; row = query, column = key.
         rows: ``(R,)`` int64: every tree node, then the last window row.
     """
 
@@ -62,10 +65,26 @@ def window_parents(shape: Shape) -> list[int]:
     ]
 
 
-class StepLayout:
-    """Writes steps into buffers that are allocated once per width.
+class _Plan(NamedTuple):
+    """What the shape of a tree alone decides about a step; none of it is ever written again.
 
-    The window's part of a mask depends on the width alone and is written with the buffer.
+    Attributes:
+        num_pads: Pads between tree and window.
+        offsets: ``(T,)`` int64 positions relative to the root.
+        visible: ``(T, T)`` bool, read-only.
+        rows: ``(R,)`` int64.
+    """
+
+    num_pads: int
+    offsets: Int64Array
+    visible: BoolArray
+    rows: Int64Array
+
+
+class StepLayout:
+    """Writes steps into buffers that are allocated once.
+
+    Trees of the same shape come again and again; what follows from the shape is kept.
 
     Args:
         shape: Draft shape.
@@ -73,19 +92,18 @@ class StepLayout:
     """
 
     __slots__ = (
-        "_buffers",
-        "_chain",
         "_kept",
         "_last_position",
         "_min_width",
         "_num_results",
-        "_offsets",
-        "_pads",
+        "_plans",
+        "_positions",
         "_reach",
         "_row_has_root",
-        "_rows",
         "_slots",
-        "_window_mask",
+        "_tokens",
+        "_window_offsets",
+        "_window_visible",
     )
 
     def __init__(self, shape: Shape, spec: EngineSpec) -> None:
@@ -93,17 +111,14 @@ class StepLayout:
         # With N = 2 the last window row is row 0, and its first result is the root's.
         self._row_has_root = shape.ngram == 2 and shape.window > 0
         self._num_results = shape.window - self._row_has_root
-        self._window_mask = visibility(window_parents(shape))[1:, 1:]
+        self._window_visible = visibility(window_parents(shape))[1:, 1:]
         rows, columns = np.indices((shape.ngram - 1, shape.window))
-        self._offsets: Int64Array = (rows + columns).reshape(-1)[1:].astype(np.int64)
+        self._window_offsets: list[int] = (rows + columns).reshape(-1)[1:].tolist()
         self._min_width = min(spec.plain_width, spec.max_width)
         self._last_position = spec.max_position - 1
         self._reach = max(shape.window + shape.ngram - 3, 0)
-        self._kept: Int64Array = np.zeros(spec.max_width, dtype=np.int64)
-        self._rows: dict[tuple[int, int], Int64Array] = {}
-        self._chain: BoolArray = np.tri(spec.max_width, dtype=np.bool_)
-        self._pads: BoolArray = np.eye(spec.max_width, dtype=np.bool_)
-        self._buffers: dict[int, tuple[Int64Array, Int64Array, BoolArray]] = {}
+        self._tokens, self._positions, self._kept = np.zeros((3, spec.max_width), dtype=np.int64)
+        self._plans: dict[tuple[int, ...], _Plan] = {}
 
     def arrange(
         self, tree: DraftTree, length: int, window: Sequence[Sequence[int]] | None
@@ -118,32 +133,38 @@ class StepLayout:
         Returns:
             The step. Its width is that of its tokens, or of a plain step if that is wider.
         """
-        num_nodes = len(tree.tokens)
-        width = max(num_nodes + self._slots, self._min_width)
-        start = width - self._slots
-        tokens, positions, visible = self._buffers.get(width) or self._allocate(width)
-
-        tokens[:num_nodes] = tree.tokens
-        positions[:num_nodes] = tree.depths
-        if num_nodes < start:
-            tokens[num_nodes:start] = tree.tokens[0]
-            positions[num_nodes:start] = 0
+        plan = self._plans.get(tuple(tree.parents)) or self._plan(tree)
+        row = tree.tokens
+        if plan.num_pads:
+            row = row + row[:1] * plan.num_pads
         if window is not None:
-            tokens[start:] = [token for row in window for token in row][1:]
-            positions[start:] = self._offsets
-        positions += length
+            row = row + [token for line in window for token in line][1:]
+        width = len(row)
+        tokens, positions = self._tokens[:width], self._positions[:width]
+        tokens[:] = row
+        np.add(plan.offsets, length, out=positions)
         if length + self._reach > self._last_position:
             # Only window tokens can stand beyond the model's positions; they decide nothing.
             np.minimum(positions, self._last_position, out=positions)
+        return StepInput(tokens, positions, plan.visible, plan.rows)
 
-        if start > 1:
-            self._mask_tree(visible[:start, :start], tree)
-        rows = self._rows.get((width, num_nodes))
-        if rows is None:
-            last_row = np.arange(width - self._num_results, width, dtype=np.int64)
-            rows = np.concatenate((np.arange(num_nodes, dtype=np.int64), last_row))
-            self._rows[width, num_nodes] = rows
-        return StepInput(tokens, positions, visible, rows)
+    def _plan(self, tree: DraftTree) -> _Plan:
+        num_nodes = len(tree.tokens)
+        width = max(num_nodes + self._slots, self._min_width)
+        start = width - self._slots
+        visible = np.eye(width, dtype=np.bool_)
+        visible[:num_nodes, :num_nodes] = visibility(tree.parents)
+        visible[start:, start:] = self._window_visible
+        visible[start:, 0] = True
+        visible.flags.writeable = False
+        num_pads = start - num_nodes
+        offsets = [*tree.depths, *[0] * num_pads, *self._window_offsets]
+        rows = [*range(num_nodes), *range(width - self._num_results, width)]
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        plan = _Plan(num_pads, np.array(offsets, np.int64), visible, np.array(rows, dtype=np.int64))
+        self._plans[tuple(tree.parents)] = plan
+        return plan
 
     def slots(self, nodes: Sequence[int]) -> Int64Array:
         """Nodes of a tree as the array an engine takes; a view, valid until the next call."""
@@ -164,20 +185,3 @@ class StepLayout:
         if self._row_has_root:
             return best[:1] + best[num_nodes:]
         return best[num_nodes:]
-
-    def _mask_tree(self, mask: BoolArray, tree: DraftTree) -> None:
-        num_nodes, main = len(tree.tokens), tree.main_length + 1
-        mask[:main] = self._chain[:main, : len(mask)]
-        for node in range(main, num_nodes):
-            mask[node] = mask[tree.parents[node]]
-            mask[node, node] = True
-        mask[num_nodes:] = self._pads[num_nodes : len(mask), : len(mask)]
-
-    def _allocate(self, width: int) -> tuple[Int64Array, Int64Array, BoolArray]:
-        start = width - self._slots
-        visible = np.zeros((width, width), dtype=np.bool_)
-        visible[start:, start:] = self._window_mask
-        visible[:, 0] = True
-        tokens, positions = np.zeros((2, width), dtype=np.int64)
-        self._buffers[width] = tokens, positions, visible
-        return self._buffers[width]

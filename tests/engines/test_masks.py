@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from lade_edge.engines.masks import MASKED, fill_mask
+from lade_edge.engines.masks import MASKED, MaskWriter
 
 
 def seen(mask: np.ndarray) -> list[list[int]]:
@@ -19,9 +18,9 @@ def tree() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_committed_slots_and_ancestors_are_seen() -> None:
-    visible, _ = tree()
+    visible, positions = tree()
     mask = np.full((4, 12), 7.0, np.float32)
-    fill_mask(mask, 6, visible)
+    MaskWriter(np.float32).write(mask, 6, visible, positions)
     prefix = list(range(6))
     assert seen(mask) == [[*prefix, 6], [*prefix, 6, 7], [*prefix, 6, 7, 8], [*prefix, 6, 9]]
 
@@ -29,7 +28,7 @@ def test_committed_slots_and_ancestors_are_seen() -> None:
 def test_a_window_counts_positions_not_slots() -> None:
     visible, positions = tree()
     mask = np.full((4, 10), 7.0, np.float16)
-    fill_mask(mask, 6, visible, positions, window=3)
+    MaskWriter(np.float16, 3).write(mask, 6, visible, positions)
     # the second child stands in slot 9 at position 7: it sees positions 5, 6 and 7
     assert seen(mask) == [[4, 5, 6], [5, 6, 7], [6, 7, 8], [5, 6, 9]]
 
@@ -37,17 +36,25 @@ def test_a_window_counts_positions_not_slots() -> None:
 def test_a_window_shorter_than_the_step() -> None:
     visible = np.tri(5, dtype=bool)
     mask = np.zeros((5, 7), np.float32)
-    fill_mask(mask, 2, visible, np.arange(2, 7), window=2)
+    MaskWriter(np.float32, 2).write(mask, 2, visible, np.arange(2, 7))
     assert seen(mask) == [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]
 
 
 def test_every_row_sees_itself() -> None:
     visible = np.eye(3, dtype=bool)
     mask = np.zeros((3, 9), np.float32)
-    fill_mask(mask, 5, visible, np.array([5, 5, 5]), window=1)
+    MaskWriter(np.float32, 1).write(mask, 5, visible, np.array([5, 5, 5]))
     assert seen(mask) == [[5], [6], [7]]
 
 
-def test_a_window_without_positions_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="needs positions"):
-        fill_mask(np.zeros((1, 2), np.float32), 1, np.ones((1, 1), bool), window=2)
+def test_only_read_only_blocks_are_remembered() -> None:
+    visible, positions = tree()
+    writer = MaskWriter(np.float32)
+    masks = [np.zeros((4, 10), np.float32) for _ in range(3)]
+    writer.write(masks[0], 6, visible, positions)
+    visible[3, 0] = False
+    visible.flags.writeable = False
+    writer.write(masks[1], 6, visible, positions)
+    writer.write(masks[2], 6, visible, positions)
+    assert seen(masks[0])[3] == [0, 1, 2, 3, 4, 5, 6, 9]
+    assert seen(masks[1])[3] == seen(masks[2])[3] == [0, 1, 2, 3, 4, 5, 9]

@@ -91,7 +91,10 @@ def test_buffers_are_reused_and_leave_nothing_behind() -> None:
     fresh = layout_of(SHAPE).arrange(tree_of([1, 2], [3]), 4, window)
     first = layout.arrange(tree_of([1, 2, 3]), 4, window)
     again = layout.arrange(tree_of([1, 2], [3]), 4, window)
-    assert again.visible is first.visible
+    assert np.shares_memory(again.tokens, first.tokens)
+    assert again.visible is layout.arrange(tree_of([7, 8], [9]), 5, window).visible
+    assert not again.visible.flags.writeable
+    again = layout.arrange(tree_of([1, 2], [3]), 4, window)
     for ours, theirs in zip(again, fresh, strict=True):
         assert np.array_equal(ours, theirs)
 
