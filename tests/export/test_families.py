@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lade_edge.engines import ort_engine
-from lade_edge.engines.masks import MASKED, fill_mask
+from lade_edge.engines.masks import MASKED, MaskWriter
 from reference_steps import (
     CHAIN,
     TREE,
@@ -90,12 +89,14 @@ def test_planted_fault_shows(family: str, plant: Any, exported: Any) -> None:
 def test_hidden_prefix_slot_shows(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = exported("llama")
 
-    def with_hole(out: Any, length: int, *rest: Any) -> None:
-        fill_mask(out, length, *rest)
+    write = MaskWriter.write
+
+    def with_hole(self: MaskWriter, out: Any, length: int, *rest: Any) -> None:
+        write(self, out, length, *rest)
         out[3, length - 4] = MASKED
 
     step = random_step(VOCAB_SIZE, PREFIX, TREE)
-    monkeypatch.setattr(ort_engine, "fill_mask", with_hole)
+    monkeypatch.setattr(MaskWriter, "write", with_hole)
     got = engine_logits(tiny.engine("lowered"), step)
     assert difference(got, expected_logits(tiny.model, step)) > FAULT
 
@@ -113,20 +114,19 @@ def test_wrong_window_shows(
 ) -> None:
     tiny = exported(family)
 
-    def wrong(
-        out: Any, length: int, visible: Any, positions: Any = None, window: int | None = None
-    ) -> None:
-        if window is None:
-            fill_mask(out, length, visible)
-        elif fault == "by slot":
-            fill_mask(out, length, visible, length + np.arange(len(visible)), window)
-        elif fault == "none":
-            fill_mask(out, length, visible)
-        else:
-            change = 1 if fault == "one too wide" else -1
-            fill_mask(out, length, visible, positions, window + change)
+    write = MaskWriter.write
+    changes = {"one too wide": 1, "one too narrow": -1}
+
+    def wrong(self: MaskWriter, out: Any, length: int, visible: Any, positions: Any) -> None:
+        window = self._window
+        if window is not None:
+            self._window = None if fault == "none" else window + changes.get(fault, 0)
+        if fault == "by slot":
+            positions = length + np.arange(len(visible))
+        write(self, out, length, visible, positions)
+        self._window = window
 
     step = random_step(VOCAB_SIZE, PREFIX, TREE)
-    monkeypatch.setattr(ort_engine, "fill_mask", wrong)
+    monkeypatch.setattr(MaskWriter, "write", wrong)
     got = engine_logits(tiny.engine("lowered"), step)
     assert difference(got, expected_logits(tiny.model, step)) > FAULT
