@@ -37,6 +37,13 @@ class Bundle:
         """Path of the graph file."""
         return self.folder / self.graph.file
 
+    @property
+    def identity(self) -> str:
+        """The graph and its weights: digests of their files."""
+        names = (self.graph.file, f"{self.graph.file}.data")
+        files = self.manifest.files
+        return " ".join(files[name].sha256 for name in names if name in files)
+
 
 def open_bundle(path: str | Path, *, verify: bool = True) -> Bundle:
     """Find the bundle that ``path`` names and check every file in it.

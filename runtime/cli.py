@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lade_edge.engines.errors import ConfigError, LadeError
-from lade_edge.runtime.config import DEVICE_SHAPES, MODES, GenerationConfig
+from lade_edge.runtime.config import COSTS, DEVICE_SHAPES, MODES, GenerationConfig
 
 if TYPE_CHECKING:
     from lade_edge.runtime.generation import Generation
@@ -91,8 +91,9 @@ def build_parser() -> argparse.ArgumentParser:
     decoding.add_argument(
         "--mode",
         choices=MODES,
-        default=defaults.mode,
-        help="several tokens a step, or one (default: %(default)s)",
+        help="auto: as many tokens a step as pay on this device, measured once; exact: the same, "
+        "bit-identical to --mode plain --min-width 2; lookahead: fixed W, N, G; plain: one token a "
+        "step (default: auto, or lookahead if W, N or G is given)",
     )
     for name, letter, meaning in (
         ("window", "W", "columns of the Jacobi window, 0 for none"),
@@ -103,6 +104,22 @@ def build_parser() -> argparse.ArgumentParser:
         decoding.add_argument(
             f"--{name}", type=int, metavar=letter, help=f"{meaning} (default: {values})"
         )
+    decoding.add_argument(
+        "--max-width", type=int, metavar="T", help="widest step of auto and exact (default: 32)"
+    )
+    decoding.add_argument(
+        "--min-width",
+        type=int,
+        metavar="T",
+        default=defaults.min_width,
+        help="narrowest step, padded if need be (default: %(default)s)",
+    )
+    decoding.add_argument(
+        "--cost",
+        choices=COSTS,
+        default=defaults.cost,
+        help="what a slot costs in auto and exact: as measured, or nothing (default: %(default)s)",
+    )
     decoding.add_argument(
         "-n",
         "--max-new-tokens",
@@ -147,6 +164,9 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         window=arguments.window,
         ngram=arguments.ngram,
         guesses=arguments.guesses,
+        max_width=arguments.max_width,
+        min_width=arguments.min_width,
+        cost=arguments.cost,
         max_new_tokens=arguments.max_new_tokens,
         seed=arguments.seed,
         stop=tuple(arguments.stop),
@@ -178,12 +198,22 @@ def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
     from lade_edge.runtime import model
 
     widest = max(config.filled(shape).width for shape in DEVICE_SHAPES.values())
+    widest = max(widest, config.max_width or 1, config.min_width)
     return model.load(
         arguments.engine,
         threads=arguments.threads,
         capacity=arguments.capacity,
         max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), _WIDEST),
+        progress=_report_measuring,
     )
+
+
+def _report_measuring(share: float) -> None:
+    """One line on a terminal's stderr while step times are measured."""
+    if sys.stderr.isatty():
+        text = f"{PROGRAM}: measuring this device once, {share:.0%}"
+        print(f"\r{text}" + ("\r" + " " * len(text) + "\r" if share >= 1 else ""), end="",
+              file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _prompt(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> str:

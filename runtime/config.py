@@ -14,10 +14,12 @@ from lade_edge.engines.errors import ConfigError
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import EngineSpec
 
-Mode = Literal["plain", "lookahead"]
+Mode = Literal["auto", "exact", "lookahead", "plain"]
+Cost = Literal["measured", "flat"]
 FinishReason = Literal["eos", "stop", "length", "context"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+COSTS: tuple[Cost, ...] = get_args(Cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +89,18 @@ class GenerationConfig:
     """Options of one generation; the command line uses the same words.
 
     Attributes:
-        mode: ``"lookahead"``, or ``"plain"`` for one token per step.
+        mode: ``"auto"``: drafts from all sources, as many a step as pay on this device;
+            ``"exact"``: the same, with output bit-identical to plain decoding at ``min_width`` 2;
+            ``"lookahead"``: the paper's, with the window, n-gram length and guesses given here;
+            ``"plain"``: one token a step. None is ``"lookahead"`` if any of these three is given,
+            else ``"auto"``.
         window: Window columns W, None for the device's default.
         ngram: N-gram length N, None for the device's default.
         guesses: Guesses per step G, None for the device's default.
+        max_width: Widest step of ``auto`` and ``exact`` in tokens, None for 32.
+        min_width: Narrowest step in tokens; shorter ones are padded.
+        cost: What a slot costs in ``auto`` and ``exact``: as ``"measured"``, or nothing
+            (``"flat"``), which fills every step to its width.
         max_new_tokens: Tokens to generate at most; 0 runs nothing.
         seed: Seed of every random draw of the request.
         stop: Texts that end the output; they and what follows are cut off.
@@ -102,10 +112,13 @@ class GenerationConfig:
         ConfigError: If a value can't be used.
     """
 
-    mode: Mode = "lookahead"
+    mode: Mode | None = None
     window: int | None = None
     ngram: int | None = None
     guesses: int | None = None
+    max_width: int | None = None
+    min_width: int = 1
+    cost: Cost = "measured"
     max_new_tokens: int = 256
     seed: int = 0
     stop: tuple[str, ...] = ()
@@ -114,8 +127,20 @@ class GenerationConfig:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        numbers = [n for n in ("window", "ngram", "guesses") if getattr(self, n) is not None]
+        if self.mode is None:
+            object.__setattr__(self, "mode", "lookahead" if numbers else "auto")
+        elif numbers and self.mode in ("auto", "exact"):
+            raise ConfigError(
+                f"{numbers[0]} belongs to mode lookahead, the mode is {self.mode}; leave one out"
+            )
         if self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}; expected one of {', '.join(MODES)}")
+        if self.cost not in COSTS:
+            raise ConfigError(f"cost is {self.cost!r}; expected one of {', '.join(COSTS)}")
+        for name, width in (("max_width", self.max_width), ("min_width", self.min_width)):
+            if width is not None and width < 1:
+                raise ConfigError(f"{name} is {width}; expected 1 or more")
         if self.max_new_tokens < 0:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; expected 0 or more")
         if self.seed < 0:
@@ -142,7 +167,7 @@ class GenerationConfig:
         Raises:
             ConfigError: If a step of this shape is wider than the engine accepts.
         """
-        if self.mode == "plain":
+        if self.mode != "lookahead":
             return PLAIN
         default = DEVICE_SHAPES.get(spec.device, DEVICE_SHAPES["cpu"]).fitted(spec.max_width)
         shape = self.filled(default)

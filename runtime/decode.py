@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lade_edge.runtime.drafter import StepOutcome
 from lade_edge.runtime.generation import Event
 from lade_edge.runtime.verify import walk
 
@@ -72,7 +73,8 @@ def decode(
             result = engine.step(*step)
             engine_s = engine.run_s
 
-            best = result.top_ids[:, 0].tolist()
+            top_ids = result.top_ids.tolist()
+            best = [row[0] for row in top_ids]
             chunk, path = walk(
                 tree.children,
                 best.__getitem__,
@@ -81,12 +83,14 @@ def decode(
             )
             tokens, text, reason = committer.commit(chunk)
             ids += tokens
-            drafter.learn(ids, len(tokens), layout.newest_row(best, len(tree)))
+            del path[len(tokens) :]
+            newest = layout.newest_row(best, len(tree))
+            drafter.learn(StepOutcome(ids, len(tokens), path, top_ids, result.top_logits, newest))
             # The last emitted token has no row yet: the root and all but one matched row stay.
             engine.keep(layout.slots([0, *path[: len(tokens) - 1]]))
             meter.step(
                 tree,
-                path[: len(tokens)],
+                path,
                 tokens=len(tokens),
                 width=len(step.tokens),
                 engine_s=engine_s,

@@ -89,6 +89,10 @@ class StepLayout:
     Args:
         shape: Draft shape.
         spec: The engine's limits.
+        min_width: Narrowest step to run, in tokens; the engine's own for plain steps if that is
+            wider.
+        widths: Width at which to run a step of so many tokens, by number of tokens, where a wider
+            one is faster.
     """
 
     __slots__ = (
@@ -102,11 +106,19 @@ class StepLayout:
         "_row_has_root",
         "_slots",
         "_tokens",
+        "_widths",
         "_window_offsets",
         "_window_visible",
     )
 
-    def __init__(self, shape: Shape, spec: EngineSpec) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        spec: EngineSpec,
+        *,
+        min_width: int = 1,
+        widths: Sequence[int] | None = None,
+    ) -> None:
         self._slots = shape.window_slots
         # With N = 2 the last window row is row 0, and its first result is the root's.
         self._row_has_root = shape.ngram == 2 and shape.window > 0
@@ -114,7 +126,8 @@ class StepLayout:
         self._window_visible = visibility(window_parents(shape))[1:, 1:]
         rows, columns = np.indices((shape.ngram - 1, shape.window))
         self._window_offsets: list[int] = (rows + columns).reshape(-1)[1:].tolist()
-        self._min_width = min(spec.plain_width, spec.max_width)
+        self._min_width = min(max(spec.plain_width, min_width), spec.max_width)
+        self._widths = widths
         self._last_position = spec.max_position - 1
         self._reach = max(shape.window + shape.ngram - 3, 0)
         self._tokens, self._positions, self._kept = np.zeros((3, spec.max_width), dtype=np.int64)
@@ -151,6 +164,8 @@ class StepLayout:
     def _plan(self, tree: DraftTree) -> _Plan:
         num_nodes = len(tree.tokens)
         width = max(num_nodes + self._slots, self._min_width)
+        if self._widths is not None:
+            width = self._widths[width]
         start = width - self._slots
         visible = np.eye(width, dtype=np.bool_)
         visible[:num_nodes, :num_nodes] = visibility(tree.parents)

@@ -12,9 +12,9 @@ from lade_edge.runtime.commit import Committer
 from lade_edge.runtime.config import FinishReason, GenerationConfig
 from lade_edge.runtime.decode import decode
 from lade_edge.runtime.detokenize import Detokenizer, byte_token_ids, special_token_ids
-from lade_edge.runtime.drafter import Drafter
+from lade_edge.runtime.device_profile import DeviceProfile, Progress, load_profile
 from lade_edge.runtime.generation import Generation, Stream
-from lade_edge.runtime.layout import StepLayout
+from lade_edge.runtime.modes import prepare
 from lade_edge.runtime.prompt import Prompt, PromptEncoder
 from lade_edge.runtime.statistics import Meter
 
@@ -37,12 +37,24 @@ class Model:
         prompts: Encoder of its folder.
         eos: The model's end tokens.
         name: Name for people.
+        identity: Tells this model and its settings from others, for measurements that are kept.
+        progress: Told the finished share, 0 to 1, while step times are measured.
     """
 
     def __init__(
-        self, engine: Engine, prompts: PromptEncoder, *, eos: frozenset[int], name: str = "model"
+        self,
+        engine: Engine,
+        prompts: PromptEncoder,
+        *,
+        eos: frozenset[int],
+        name: str = "model",
+        identity: str = "",
+        progress: Progress = lambda share: None,
     ) -> None:
         self.name = name
+        self._identity = identity
+        self._progress = progress
+        self._profile: DeviceProfile | None = None
         self.engine = engine
         self.prompts = prompts
         self._eos = eos
@@ -92,7 +104,7 @@ class Model:
             ConfigError: If prompt or options can't be used.
             CapacityError: If the prompt leaves no room for a token.
         """
-        settings = dataclasses.replace(config or GenerationConfig(), **options)
+        settings = dataclasses.replace(config, **options) if config else GenerationConfig(**options)
         spec = self.engine.spec
         shape = settings.shape(spec)
         ids = self.prompts.encode(prompt, raw=raw, system=system, tools=tools)
@@ -121,16 +133,17 @@ class Model:
                 prompt_tokens=len(ids),
                 output_ids=output_ids,
                 finish_reason=reason,
-                mode=settings.mode,
+                mode=settings.mode or "auto",
                 shape=shape,
                 stats=meter.statistics(),
             )
 
+        drafter, layout = prepare(settings, spec, self.profile, eos=eos, stop_tokens=ends)
         events = decode(
             self.engine,
             ids,
-            drafter=Drafter(shape, seed=settings.seed, eos=eos, stop_tokens=ends),
-            layout=StepLayout(shape, spec),
+            drafter=drafter,
+            layout=layout,
             committer=Committer(
                 Detokenizer(self.prompts.tokenizer, hidden=hidden, byte_tokens=self._byte_tokens),
                 prompt_length=len(ids),
@@ -144,6 +157,21 @@ class Model:
         self._running = Stream(events, finish)
         return self._running
 
+    def profile(self) -> DeviceProfile:
+        """Step times of this engine on this device; measured once, then kept in the user's cache."""
+        if self._profile is None:
+            self._profile = load_profile(
+                self.engine,
+                identity=self._identity,
+                max_width=self.engine.spec.max_width,
+                progress=self._progress,
+            )
+        return self._profile
+
+    def use_profile(self, profile: DeviceProfile) -> None:
+        """Go by these step times, in place of a measurement."""
+        self._profile = profile
+
 
 def load(
     path: str | Path,
@@ -151,6 +179,7 @@ def load(
     threads: int | None = None,
     capacity: int | None = None,
     max_width: int = DEFAULT_MAX_WIDTH,
+    progress: Progress = lambda share: None,
 ) -> Model:
     """Load a bundle.
 
@@ -159,6 +188,7 @@ def load(
         threads: CPU threads, None for the engine's choice.
         capacity: Tokens of prompt and output together, None for the bundle's value.
         max_width: Widest step to prepare for, in tokens.
+        progress: Told the finished share, 0 to 1, while step times are measured (once a device).
 
     Returns:
         The loaded model.
@@ -183,4 +213,6 @@ def load(
         prompts,
         eos=frozenset(bundle.manifest.eos_token_ids),
         name=bundle.manifest.name,
+        identity=f"{bundle.identity} threads {threads}",
+        progress=progress,
     )

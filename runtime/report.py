@@ -30,7 +30,7 @@ def print_statistics(generation: Generation, file: TextIO | None = None) -> None
 def _rows(generation: Generation) -> list[tuple[str, str]]:
     stats, shape = generation.stats, generation.shape
     mode: str = generation.mode
-    if mode != "plain":
+    if mode == "lookahead":
         mode += f", window {shape.window}, ngram {shape.ngram}, guesses {shape.guesses}"
     rows = [
         ("mode", mode),

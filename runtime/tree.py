@@ -105,8 +105,12 @@ class DraftTree:
                 return
             parent = node
 
-    def arrange(self) -> None:
-        """Number the nodes by slot: main chain first, then by falling score, parents first."""
+    def arrange(self) -> list[int]:
+        """Number the nodes by slot: main chain first, then by falling score, parents first.
+
+        Returns:
+            The number each slot's node had before.
+        """
         main = [0]
         while children := self.children[main[-1]]:
             main.append(max(children.values(), key=self.scores.__getitem__))
@@ -116,6 +120,7 @@ class DraftTree:
         order = main + sorted(rest, key=lambda node: (-self.scores[node], node))
         if order != sorted(order):
             self._renumber(order)
+        return order
 
     def _renumber(self, order: list[int]) -> None:
         slots = [0] * len(order)

@@ -21,6 +21,7 @@ from lade_edge.engines.protocol import (
     StepResult,
 )
 from lade_edge.runtime.chat_template import ChatTemplate
+from lade_edge.runtime.device_profile import DeviceProfile
 from lade_edge.runtime.model import Model
 from lade_edge.runtime.prompt import PromptEncoder
 
@@ -67,6 +68,12 @@ class Script:
             if ids[-1] in eos:
                 break
         return ids[len(prompt) :]
+
+
+PROFILE = DeviceProfile(
+    step_ms={1: 10.0, 2: 10.2, 4: 11.0, 6: 12.5, 8: 15.0, 12: 14.0, 16: 17.0, 32: 30.0},
+    invariant_from=2,
+)
 
 
 class ScriptedEngine:
@@ -254,8 +261,10 @@ def scripted_model(
 ) -> Model:
     """A whole model over a script."""
     templates = None if template is None else ChatTemplate({"default": template}, {})
-    return Model(
+    model = Model(
         engine or ScriptedEngine(script, capacity=capacity),
         PromptEncoder(byte_tokenizer(), templates),
         eos=frozenset({EOS}),
     )
+    model.use_profile(PROFILE)
+    return model

@@ -30,9 +30,18 @@ scripts = st.builds(
     salt=st.integers(0, 999),
 )
 prompts = st.lists(st.sampled_from([*LETTERS, EOS, 7]), min_size=1, max_size=12)
-shapes = st.fixed_dictionaries(
+fixed = st.fixed_dictionaries(
     {"window": st.integers(0, 5), "ngram": st.integers(2, 5), "guesses": st.integers(0, 4)}
 )
+by_cost = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["auto", "exact"]),
+        "cost": st.sampled_from(["measured", "flat"]),
+        "max_width": st.integers(4, 20),
+        "min_width": st.integers(1, 4),
+    }
+)
+shapes = st.one_of(fixed, by_cost)  # every way of drafting
 
 
 def expected_ids(script: Script, prompt: list[int], count: int, *, eos: bool = True) -> list[int]:
@@ -118,7 +127,7 @@ def test_every_budget_is_met_exactly(
 ) -> None:
     model = scripted_model(script)
     expected = expected_ids(script, prompt, 12, eos=False)
-    for count in range(shape["window"] + shape["ngram"] + 1):
+    for count in range(shape.get("window", 4) + shape.get("ngram", 4) + 1):
         found = model.generate(prompt, max_new_tokens=count, ignore_eos=True, **shape)
         assert list(found.output_ids) == expected[:count]
         assert found.finish_reason == "length"

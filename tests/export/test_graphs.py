@@ -86,7 +86,7 @@ def test_canonical_graph_is_valid(family: str, exported: Any) -> None:
 )
 def test_lowered_projections_are_merged(family: str, per_layer: int, exported: Any) -> None:
     found = exported(family).operators("lowered")
-    assert found["MatMul"] + found["Gemm"] == LAYERS * per_layer + 1
+    assert found["MatMul"] + found["Gemm"] + found["FusedMatMul"] == LAYERS * per_layer + 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)

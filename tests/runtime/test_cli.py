@@ -58,6 +58,7 @@ def test_streams_the_answer(run: Run, loader: Loader) -> None:
     expected = loader.model.generate("ab", max_new_tokens=20)
     assert run("ab", "-n", "20") == (0, expected.text + "\n", "")
     assert loader.path == "bundle"
+    assert loader.options.pop("progress") is not None
     assert loader.options == {"threads": None, "capacity": None, "max_width": 128}
 
 
@@ -100,6 +101,7 @@ def test_options_reach_the_generation(run: Run, loader: Loader) -> None:
 
 def test_load_options(run: Run, loader: Loader) -> None:
     run("ab", "--threads", "2", "--capacity", "99", "--window", "30", "--ngram", "5", "-n", "0")
+    assert loader.options.pop("progress") is not None
     assert loader.options == {"threads": 2, "capacity": 99, "max_width": 136}
     run("ab", "--window", "1000000")
     assert loader.options["max_width"] == 1024

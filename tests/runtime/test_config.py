@@ -37,7 +37,7 @@ def test_a_fitted_shape_fits(window: int, ngram: int, guesses: int, max_width: i
     ("device", "expected"), [("cpu", (2, 3, 2)), ("cuda", (4, 4, 4)), ("npu", (2, 3, 2))]
 )
 def test_defaults_come_from_the_device(device: str, expected: tuple[int, int, int]) -> None:
-    shape = GenerationConfig().shape(ScriptedEngine(device=device).spec)
+    shape = GenerationConfig(mode="lookahead").shape(ScriptedEngine(device=device).spec)
     assert (shape.window, shape.ngram, shape.guesses) == expected
 
 
@@ -47,7 +47,8 @@ def test_a_given_number_replaces_its_default_only() -> None:
 
 
 def test_defaults_shrink_to_a_narrow_engine() -> None:
-    assert GenerationConfig().shape(ScriptedEngine(max_width=4).spec).width <= 4
+    narrow = ScriptedEngine(max_width=4).spec
+    assert GenerationConfig(mode="lookahead").shape(narrow).width <= 4
 
 
 def test_plain_mode_has_no_drafts() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_an_engine_that_fails_leaves_no_slots() -> None:
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"capacity": -1}, {"max_width": 0}])
-def test_load_refuses_senseless_numbers(options: dict[str, int]) -> None:
+def test_load_refuses_senseless_numbers(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected 1 or more"):
         load("nowhere", **options)
 

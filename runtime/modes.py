@@ -1,0 +1,91 @@
+"""What a mode means: which drafter and which layout a generation runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lade_edge.engines.errors import ConfigError, EngineError
+from lade_edge.runtime.config import PLAIN
+from lade_edge.runtime.drafter import Drafter, LookaheadDrafter
+from lade_edge.runtime.layout import StepLayout
+from lade_edge.runtime.step_cost import StepCost, free
+from lade_edge.runtime.successors import SuccessorSource
+from lade_edge.runtime.suffix import SuffixSource
+from lade_edge.runtime.tree_drafter import TreeDrafter
+
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import EngineSpec
+    from lade_edge.runtime.config import GenerationConfig
+    from lade_edge.runtime.device_profile import DeviceProfile
+
+DEFAULT_MAX_WIDTH = 32  # tokens; wider steps pay on no device measured so far
+_EXACT_MIN_WIDTH = 2  # a step of one token takes other kernels, which round otherwise
+
+
+def prepare(
+    settings: GenerationConfig,
+    spec: EngineSpec,
+    profile: Callable[[], DeviceProfile],
+    *,
+    eos: frozenset[int],
+    stop_tokens: frozenset[int],
+) -> tuple[Drafter, StepLayout]:
+    """Make the drafter and the layout of one generation.
+
+    Args:
+        settings: The request.
+        spec: The engine's limits.
+        profile: Gives the engine's step times; called only by modes that need them.
+        eos: The model's end tokens.
+        stop_tokens: End tokens that end this output.
+
+    Raises:
+        ConfigError: If a width exceeds the engine's.
+        EngineError: If ``exact`` can't be had on this engine.
+    """
+    max_width = _max_width(settings, spec)
+    if settings.mode in ("plain", "lookahead"):
+        shape = settings.shape(spec)
+        drafter = LookaheadDrafter(shape, seed=settings.seed, eos=eos, stop_tokens=stop_tokens)
+        return drafter, StepLayout(shape, spec, min_width=settings.min_width)
+    min_width = settings.min_width
+    if settings.mode == "exact":
+        min_width = max(min_width, _EXACT_MIN_WIDTH, _invariant_from(profile(), spec))
+    if min_width > max_width:
+        raise ConfigError(
+            f"steps of at least {min_width} and at most {max_width} tokens are asked for; raise "
+            "max_width (--max-width) or lower min_width (--min-width)"
+        )
+    if settings.cost == "flat":
+        cost = free(max_width)
+    else:
+        cost = StepCost(profile().step_ms, max_width=max_width, min_width=min_width)
+    tree_drafter = TreeDrafter(
+        (SuffixSource(), SuccessorSource()),
+        cost,
+        stop_tokens=stop_tokens,
+        chain_only=settings.mode == "exact",
+    )
+    layout = StepLayout(PLAIN, spec, min_width=min_width, widths=cost.widths)
+    return tree_drafter, layout
+
+
+def _max_width(settings: GenerationConfig, spec: EngineSpec) -> int:
+    if settings.max_width is None:
+        return min(DEFAULT_MAX_WIDTH, spec.max_width)
+    if settings.max_width > spec.max_width:
+        raise ConfigError(
+            f"max_width is {settings.max_width}, the engine was opened for steps of at most "
+            f"{spec.max_width} tokens; lower it or open the engine for more"
+        )
+    return settings.max_width
+
+
+def _invariant_from(profile: DeviceProfile, spec: EngineSpec) -> int:
+    if profile.invariant_from is None:
+        raise EngineError(
+            f"{spec.name} gives other bits for the same row at every step width here, so exact "
+            "output can't be promised; use --mode auto or --mode plain"
+        )
+    return profile.invariant_from

@@ -1,0 +1,94 @@
+"""Drafts copied from what followed the same words before, in prompt and output.
+
+The longest context that occurred before speaks first; the next shorter one adds what it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from lade_edge.runtime.sources import ProposalClass, Row
+
+ORDERS = (9, 6, 4, 3, 2, 1)  # context lengths that are indexed, longest first
+_MAX_RANK = 3  # different continuations tried per context
+_MAX_LEVELS = 2  # contexts that may speak: the longest match and one shorter
+# before anything was seen: by context length, by rank, by how the context continued so far
+_BY_ORDER = {9: 0.92, 6: 0.85, 4: 0.70, 3: 0.63, 2: 0.45, 1: 0.28}
+_BY_RANK = (1.0, 0.4, 0.2)
+_BY_HISTORY = {"once": 1.0, "always": 1.05, "mixed": 0.5}
+_SHORTER = 0.25
+
+
+class SuffixSource:
+    """An index from contexts of several lengths to the tokens that followed.
+
+    Costs one dictionary entry per token and context length; looks up in constant time.
+    """
+
+    __slots__ = ("_index", "classes")
+
+    def __init__(self) -> None:
+        self._index: tuple[tuple[int, dict[tuple[int, ...], dict[int, int]]], ...] = ()
+        self.classes = [
+            ProposalClass(
+                source="suffix",
+                label=f"{'longest' if level == 0 else 'shorter'} match {order}, {history}, {rank}",
+                prior=min(
+                    0.97,
+                    _BY_ORDER[order] * _BY_RANK[rank] * history_factor * (_SHORTER if level else 1),
+                ),
+            )
+            for order in ORDERS
+            for level in range(_MAX_LEVELS)
+            for history, history_factor in _BY_HISTORY.items()
+            for rank in range(_MAX_RANK)
+        ]
+        self.reset(())
+
+    def reset(self, prompt: Sequence[int]) -> None:
+        """Forget everything but the prompt."""
+        self._index = tuple((order, {}) for order in ORDERS)
+        self.learn(prompt, len(prompt))
+
+    def learn(self, ids: Sequence[int], num_new: int) -> None:
+        """Index what each of the last ``num_new`` tokens followed."""
+        for end in range(len(ids) - num_new, len(ids)):
+            token = ids[end]
+            for order, index in self._index:
+                if end < order:
+                    continue
+                context = tuple(ids[end - order : end])
+                followers = index.get(context)
+                if followers is None:
+                    index[context] = {token: 1}
+                else:
+                    # taken out and put back: dictionaries keep the latest at the end
+                    followers[token] = followers.pop(token, 0) + 1
+
+    def propose(self, context: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Continuations of the longest context that occurred, latest first, then of a shorter one."""
+        found: list[tuple[int, int]] = []
+        seen: set[int] = set()
+        level = 0
+        base = 0
+        for order, index in self._index:
+            followers = index.get(context[-order:]) if len(context) >= order else None
+            if followers is not None:
+                kind = base + level * len(_BY_HISTORY) * _MAX_RANK
+                if len(followers) > 1:
+                    kind += 2 * _MAX_RANK  # mixed
+                elif next(iter(followers.values())) > 1:
+                    kind += _MAX_RANK  # always
+                for rank, token in enumerate(islice(reversed(followers), _MAX_RANK)):
+                    if token not in seen:
+                        seen.add(token)
+                        found.append((token, kind + rank))
+                level += 1
+                if level == _MAX_LEVELS:
+                    break
+            base += _MAX_LEVELS * len(_BY_HISTORY) * _MAX_RANK
+        return found
+
+    def observe(self, rows: Sequence[Row]) -> None:
+        """Only emitted text counts here."""

@@ -1,0 +1,132 @@
+"""Drafting by measured cost: merged sources, one tree, as wide as it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lade_edge.runtime.estimates import Estimates
+from lade_edge.runtime.growth import Grower, Grown
+from lade_edge.runtime.sources import CONTEXT, Row
+from lade_edge.runtime.tree import DraftTree
+
+if TYPE_CHECKING:
+    from lade_edge.runtime.drafter import StepOutcome
+    from lade_edge.runtime.sources import DraftSource
+    from lade_edge.runtime.step_cost import StepCost
+
+
+class TreeDrafter:
+    """Grows the tree of each step from all sources and learns what their proposals are worth.
+
+    Args:
+        sources: Fresh sources; the order breaks ties.
+        cost: Step times of the engine.
+        stop_tokens: Tokens that end this output, so that nothing is drafted after them.
+        chain_only: Draft one chain, the likeliest child of each node.
+    """
+
+    __slots__ = (
+        "_cost",
+        "_estimates",
+        "_grower",
+        "_grown",
+        "_ids",
+        "_names",
+        "_order",
+        "_sources",
+        "_tree",
+    )
+
+    window_rows = None
+
+    def __init__(
+        self,
+        sources: Sequence[DraftSource],
+        cost: StepCost,
+        *,
+        stop_tokens: frozenset[int],
+        chain_only: bool = False,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._cost = cost
+        classes = [kind for source in sources for kind in source.classes]
+        counts = [len(source.classes) for source in sources]
+        firsts = [sum(counts[:index]) for index in range(len(counts))]
+        self._names = [kind.source for kind in classes]
+        self._estimates = Estimates([kind.prior for kind in classes])
+        self._grower = Grower(
+            [*zip(sources, firsts, strict=True)],
+            self._estimates,
+            stop_tokens=stop_tokens,
+            chain_only=chain_only,
+        )
+        self._tree = DraftTree()
+        self._grown: Grown | None = None
+        self._order: list[int] = []
+        self._ids: Sequence[int] = ()
+
+    def start(self, ids: Sequence[int]) -> None:
+        """Begin a request.
+
+        Args:
+            ids: The prompt and the first emitted token.
+        """
+        self._estimates.reset()
+        self._ids = ids
+        for source in self._sources:
+            source.reset(ids[:-1])
+            source.learn(ids, 1)
+
+    def draft(self, root: int, max_depth: int) -> DraftTree:
+        """Grow the tree of the next step.
+
+        Args:
+            root: The last emitted token.
+            max_depth: Drafts in a row that could still be emitted with a token after them.
+
+        Returns:
+            An arranged tree, valid until the next call.
+        """
+        grown = self._grower.grow(tuple(self._ids[-CONTEXT:]), max_depth, self._cost)
+        width = self._cost.best_width(grown.chances)
+        tree = self._tree
+        tree.reset(root, max_nodes=width, max_depth=max(max_depth, 0))
+        for node in range(1, width):
+            origin = self._names[grown.kinds[node][0]]
+            tree.add(grown.parents[node], grown.tokens[node], grown.chances[node], origin)
+        self._order = tree.arrange()
+        self._grown = grown
+        return tree
+
+    def learn(self, outcome: StepOutcome) -> None:
+        """Take in one step."""
+        assert self._grown is not None
+        self._ids = outcome.ids
+        self._judge(self._grown, outcome)
+        logits = outcome.top_logits[: len(self._order)]
+        shares = np.exp(logits - logits[:, :1])
+        shares /= shares.sum(axis=1, keepdims=True)
+        contexts = self._grown.contexts
+        rows = [
+            Row(contexts[node], ids, row)
+            for node, ids, row in zip(self._order, outcome.top_ids, shares.tolist(), strict=False)
+        ]
+        for source in self._sources:
+            source.observe(rows)
+            source.learn(outcome.ids, outcome.num_new)
+
+    def _judge(self, grown: Grown, outcome: StepOutcome) -> None:
+        """Compare what was proposed at every node the text passed through with what came.
+
+        Proposals that were never fed teach as well, so that a source which got better is noticed
+        even while no step pays.
+        """
+        emitted = outcome.ids[len(outcome.ids) - outcome.num_new :]
+        for slot, token in zip((0, *outcome.path), emitted, strict=False):
+            candidates = grown.candidates[self._order[slot]]
+            if candidates is not None:
+                for proposed, candidate in candidates.items():
+                    self._estimates.record(candidate.kinds, proposed == token)
