@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs lade, exports SmolLM2-135M-Instruct and decodes with it, plain and lookahead side by side.
+# Installs lade, exports SmolLM2-135M-Instruct and decodes with it: plain, lookahead, automatic.
 #
 #   bash tools/demo.sh [PROMPT]
 set -euo pipefail
