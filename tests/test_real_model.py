@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from recording import RecordingEngine
 
 from lade_edge.runtime import Model, load
 
@@ -111,3 +112,27 @@ def test_a_shorter_request_after_a_longer_one(smollm2_bundle: Path, model: Model
         fresh = load(smollm2_bundle).generate(text, max_new_tokens=count)
         assert fresh.output_ids == result.output_ids
         assert fresh.stats.steps == result.stats.steps
+
+
+def test_exact_is_plain_at_width_two_bit_for_bit(smollm2_bundle: Path) -> None:
+    model = load(smollm2_bundle)
+    model.profile()
+    engine = RecordingEngine(model.engine)
+    model.engine = engine
+    for prompt in CHAT:
+        runs = []
+        for mode in ("plain", "exact"):
+            engine.digests.clear()
+            result = model.generate(prompt, mode=mode, min_width=2, max_new_tokens=64)
+            runs.append((result.output_ids, tuple(engine.digests)))
+        assert len(runs[0][1]) == len(result.output_ids) - 1
+        assert runs[0] == runs[1]
+        assert min(result.stats.widths) >= 2
+
+
+def test_auto_drafts_pay(model: Model) -> None:
+    """A floor under the drafts: what repeats itself is decoded in far fewer steps."""
+    result = model.generate(CHAT[2], mode="auto", cost="flat", max_width=16, max_new_tokens=64)
+    plain = model.generate(CHAT[2], mode="plain", max_new_tokens=64)
+    assert result.output_ids == plain.output_ids
+    assert result.stats.tokens_per_step > 1.5

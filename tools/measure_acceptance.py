@@ -12,9 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
-from prompts import read_prompts
-
 from lade_edge.runtime import load
+from lade_edge.runtime.bench import read_prompts
 
 
 def main() -> int:

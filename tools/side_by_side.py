@@ -44,10 +44,7 @@ def main() -> int:
     model.profile()  # the device is measured once, before anything is timed
     stream(model, arguments.prompt, arguments.max_new_tokens)
     settings = {"max_new_tokens": arguments.max_new_tokens}
-    results = {
-        mode: model.generate(arguments.prompt, mode=mode, **settings)
-        for mode in MODES
-    }
+    results = {mode: model.generate(arguments.prompt, mode=mode, **settings) for mode in MODES}
     table = Table("mode", "tokens", "steps", "tokens a step", "tokens a second", "ids")
     for mode, result in results.items():
         stats = result.stats

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes import Script, scripted_model
+from lade_edge.engines.errors import ConfigError
+from lade_edge.runtime import bench_cli
+from lade_edge.runtime import model as model_module
+from lade_edge.runtime.bench import read_prompts, run_bench
+
+ROWS = (
+    {"id": 1, "category": "a", "turns": ["ab", "later"]},
+    {"id": "x", "category": "b", "prompt": "ba"},
+    {"id": "y", "category": "a", "turns": ["abc"]},
+)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    return path
+
+
+def test_rows_are_chat_or_raw(prompts: Path) -> None:
+    found = [(p.id, p.category, p.text, p.raw) for p in read_prompts(prompts)]
+    assert found == [("1", "a", "ab", False), ("x", "b", "ba", True), ("y", "a", "abc", False)]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "1", '{"id": 1}', '{"id": 1, "category": "a", "turns": []}',
+             '{"id": 1, "category": "a", "prompt": 3}', '{"id": 1, "category": "a", "prompt": ""}'],
+)  # fmt: skip
+def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n" + line)
+    with pytest.raises(ConfigError, match=r"bad\.jsonl, line 2 is no prompt"):
+        read_prompts(path)
+
+
+def test_no_rows_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ConfigError, match="holds no prompts"):
+        read_prompts(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_prompts(tmp_path / "absent")
+
+
+def test_categories_are_summed_and_ids_compared(prompts: Path) -> None:
+    result = run_bench(
+        scripted_model(Script()),
+        read_prompts(prompts),
+        max_new_tokens=20,
+        rounds=2,
+        ignore_eos=False,
+    )
+    assert [(row.category, row.prompts) for row in result["categories"]] == [("a", 2), ("b", 1)]
+    assert all(row.ids_equal and row.ratio > 0 for row in result["categories"])
+    assert result["geomean_tokens_per_step"] >= 1.0
+
+
+@pytest.mark.parametrize("form", ["md", "json"])
+def test_the_command_prints_every_category(
+    form: str, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_module, "load", lambda *_, **__: scripted_model(Script()))
+    arguments = ["--engine", "x", "--prompts", str(prompts), "-n", "9", "--rounds", "1", "-o", form]
+    assert bench_cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    if form == "json":
+        found = json.loads(out)
+        assert {row["category"] for row in found["categories"]} == {"a", "b"}
+        assert found["geomean_ratio"] > 0
+    else:
+        assert "| a | 2 |" in out
+
+
+def test_mistakes_are_one_line(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_cli.main(["--engine", "absent", "--prompts", str(prompts)]) == 1
+    assert bench_cli.main(["--engine", "x", "--prompts", str(prompts), "--rounds", "0"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
