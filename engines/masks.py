@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lade_edge.engines.protocol import BoolArray, Int64Array
 
 MASKED = -30000.0  # far below any score, yet finite in fp16, where -inf rows would turn to NaN
-_MAX_BLOCKS = 2048
+_MAX_KEPT_BYTES = 32_000_000
 
 
 class MaskWriter:
@@ -25,6 +25,7 @@ class MaskWriter:
     def __init__(self, dtype: npt.DTypeLike, window: int | None = None) -> None:
         self._values = np.array([MASKED, 0.0], dtype)
         self._window = window
+        self._kept_bytes = 0
         self._blocks: dict[int, tuple[BoolArray, npt.NDArray[Any]]] = {}
 
     def write(
@@ -57,7 +58,9 @@ class MaskWriter:
             return known[1]
         block = self._values.take(visible.view(np.uint8))
         if not visible.flags.writeable:
-            if len(self._blocks) >= _MAX_BLOCKS:
+            if self._kept_bytes + block.nbytes > _MAX_KEPT_BYTES:
                 self._blocks.clear()
+                self._kept_bytes = 0
+            self._kept_bytes += block.nbytes
             self._blocks[id(visible)] = visible, block  # held, so that its id stays its own
         return block

@@ -1,7 +1,7 @@
 """The engine on ONNX Runtime: IO binding over buffers that are ours and stay where they are.
 
 Every layer's KV cache is bound once, input and output alike to the same memory. A step binds its
-mask, which gets longer every time, and of the rest only what changed its shape.
+mask, which in lowered graphs gets longer every time, and of the rest only what changed its shape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lade_edge.engines.bundle import Bundle
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
 from lade_edge.engines.masks import MaskWriter
-from lade_edge.engines.ort_session import open_session, value_over
+from lade_edge.engines.ort_session import library_version, open_session, value_over
 from lade_edge.engines.protocol import (
     BoolArray,
     EngineSpec,
@@ -61,8 +61,9 @@ class OnnxRuntimeEngine:
             raise ConfigError(f"--threads is {threads}, expected at least 1")
         if max_width < 1:
             raise ValueError("a step has at least one token")
+        self._session = open_session(bundle.graph_path, threads=threads)
         self._spec = EngineSpec(
-            name=f"onnxruntime-cpu {graph.form} {graph.precision}",
+            name=f"onnxruntime {library_version()} cpu {graph.form} {graph.precision}",
             device="cpu",
             vocab_size=model.vocab_size,
             capacity=capacity,
@@ -79,7 +80,6 @@ class OnnxRuntimeEngine:
             model.num_layers, model.num_kv_heads, self._slots, model.head_size, float_type
         )
         self._length = 0
-        self._session = open_session(bundle.graph_path, threads=threads)
         self._binding = self._session.io_binding()
         self._values: dict[tuple[str, int], Any] = {}
         self._bound_width = self._bound_rows = 0

@@ -46,6 +46,14 @@ def open_session(path: Path, *, threads: int | None = None) -> Any:
     return session
 
 
+def library_version() -> str:
+    """Version of the installed onnxruntime."""
+    import onnxruntime as ort
+
+    version: str = ort.__version__
+    return version
+
+
 def value_over(array: npt.NDArray[Any]) -> Any:
     """An ``OrtValue`` over the array's own memory, which has to outlive it.
 

@@ -25,7 +25,7 @@ class EngineSpec:
     """What the decode loop must know about an engine.
 
     Attributes:
-        name: Engine and graph in words, e.g. ``"onnxruntime-cpu fp32"``.
+        name: Engine with its version and graph in words, e.g. ``"onnxruntime 1.32 cpu fp32"``.
         device: ``"cpu"`` or ``"cuda"``; picks defaults for the draft shape.
         vocab_size: Width of a logits row.
         capacity: Largest number of tokens (prompt + output) one sequence may hold.

@@ -139,7 +139,13 @@ def run_bench(
             by_category.setdefault(prompt.category, []).append((pair["plain"], pair["auto"]))
             progress(round_number * len(prompts) + number + 1, rounds * len(prompts))
         measured.append(by_category)
-    categories = [_summary(name, [r[name] for r in measured]) for name in measured[0]]
+    categories = [
+        _summary(name, [by_category[name] for by_category in measured])
+        for name, pairs in measured[0].items()
+        if any(plain.stats.steps for plain, _ in pairs)
+    ]
+    if not categories:
+        raise ConfigError("no prompt gave more than one token, so there is no speed to compare")
     return {
         "engine": model.engine.spec.name,
         "prompts": len(prompts),

@@ -70,10 +70,11 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     from rich.console import Console
 
     from lade_edge.runtime.bench import read_prompts, run_bench
-    from lade_edge.runtime.model import load
+    from lade_edge.runtime.model import DEFAULT_MAX_WIDTH, load
 
     prompts = read_prompts(arguments.prompts)
-    model = load(arguments.engine, threads=arguments.threads)
+    widest = max(arguments.max_width or 1, DEFAULT_MAX_WIDTH)
+    model = load(arguments.engine, threads=arguments.threads, max_width=widest)
     console = Console(stderr=True)
     with console.status("measuring this device") as status:
         return run_bench(

@@ -104,6 +104,8 @@ class Committer:
             text = self._decode(tokens)
         if reason:
             text += self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
+            if self._matcher.matched:
+                reason = "stop"  # the last characters became certain only now
         return Commit(tokens, text, reason)
 
     def _decode(self, tokens: Sequence[int]) -> str:

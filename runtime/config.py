@@ -90,7 +90,8 @@ class GenerationConfig:
 
     Attributes:
         mode: ``"auto"``: drafts from all sources, as many a step as pay on this device;
-            ``"exact"``: the same, with output bit-identical to plain decoding at ``min_width`` 2;
+            ``"exact"``: the same along one chain, bit-identical to plain decoding at the same
+            ``min_width``, 2 if none is given;
             ``"lookahead"``: the paper's, with the window, n-gram length and guesses given here;
             ``"plain"``: one token a step. None is ``"lookahead"`` if any of these three is given,
             else ``"auto"``.
@@ -100,7 +101,7 @@ class GenerationConfig:
         max_width: Widest step of ``auto`` and ``exact`` in tokens, None for 32.
         min_width: Narrowest step in tokens; shorter ones are padded.
         cost: What a slot costs in ``auto`` and ``exact``: as ``"measured"``, or nothing
-            (``"flat"``), which fills every step to its width.
+            (``"flat"``), which fills every step as far as there are guesses.
         max_new_tokens: Tokens to generate at most; 0 runs nothing.
         seed: Seed of every random draw of the request.
         stop: Texts that end the output; they and what follows are cut off.
@@ -127,14 +128,7 @@ class GenerationConfig:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        numbers = [n for n in ("window", "ngram", "guesses") if getattr(self, n) is not None]
-        if self.mode is None:
-            object.__setattr__(self, "mode", "lookahead" if numbers else "auto")
-        elif numbers and self.mode in ("auto", "exact"):
-            raise ConfigError(
-                f"{numbers[0]} belongs to mode lookahead, the mode is {self.mode}; leave one out"
-            )
-        if self.mode not in MODES:
+        if self.mode is not None and self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}; expected one of {', '.join(MODES)}")
         if self.cost not in COSTS:
             raise ConfigError(f"cost is {self.cost!r}; expected one of {', '.join(COSTS)}")
@@ -151,7 +145,20 @@ class GenerationConfig:
             raise ConfigError("a stop text is empty; expected at least one character")
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        given = self._given_numbers()
+        if given and self.decoding != "lookahead":
+            raise ConfigError(
+                f"{given[0]} belongs to mode lookahead, the mode is {self.mode}; leave one out"
+            )
         self.filled(DEVICE_SHAPES["cpu"])
+
+    @property
+    def decoding(self) -> Mode:
+        """The mode in force."""
+        return self.mode or ("lookahead" if self._given_numbers() else "auto")
+
+    def _given_numbers(self) -> list[str]:
+        return [n for n in ("window", "ngram", "guesses") if getattr(self, n) is not None]
 
     def filled(self, default: Shape) -> Shape:
         """The shape asked for, with gaps taken from ``default``."""
@@ -167,7 +174,7 @@ class GenerationConfig:
         Raises:
             ConfigError: If a step of this shape is wider than the engine accepts.
         """
-        if self.mode != "lookahead":
+        if self.decoding != "lookahead":
             return PLAIN
         default = DEVICE_SHAPES.get(spec.device, DEVICE_SHAPES["cpu"]).fitted(spec.max_width)
         shape = self.filled(default)

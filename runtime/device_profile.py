@@ -36,7 +36,7 @@ class DeviceProfile:
     Attributes:
         step_ms: Median milliseconds of a step by its width in tokens, all rows wanted.
         invariant_from: Least width from which the rows of a chain are the same, bit for bit, in
-            steps of every measured width; None if there is no such width above the widest.
+            steps of every measured width; None if there is no such width below the widest.
     """
 
     step_ms: dict[int, float]
@@ -56,9 +56,13 @@ def load_profile(
     """
     widths = [width for width in WIDTHS if width <= min(max_width, engine.spec.max_width)]
     key = "\n".join([
-        str(_FORMAT), identity, engine.spec.name, device_identity(), repr(widths),
+        str(_FORMAT), identity, engine.spec.name, str(engine.spec.capacity), device_identity(),
+        repr(widths),
     ])  # fmt: skip
-    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    try:
+        path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    except RuntimeError:  # no home folder: nothing is kept
+        return measure(engine, widths, progress)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         times = {int(width): float(ms) for width, ms in content["step_ms"].items()}
@@ -89,17 +93,19 @@ def measure(
     engine.prefill(text[:used])
     times: dict[int, list[float]] = {width: [] for width in widths}
     rows: dict[int, list[bytes]] = {}
-    for round_number in range(_ROUNDS + 1):  # the first one warms up
-        for width in widths:
-            tokens = text[used : used + width]
-            chain, wanted = np.tri(width, dtype=np.bool_), np.arange(width)
-            started = perf_counter()
-            engine.step(tokens, np.arange(used, used + width), chain, wanted)
-            times[width].append(1e3 * (perf_counter() - started))
-            if not round_number:
-                rows[width] = [engine.logits(row).tobytes() for row in range(width)]
-        progress((round_number + 1) / (_ROUNDS + 1))
-    engine.reset()
+    try:
+        for round_number in range(_ROUNDS + 1):  # the first one warms up
+            for width in widths:
+                tokens = text[used : used + width]
+                chain, wanted = np.tri(width, dtype=np.bool_), np.arange(width)
+                started = perf_counter()
+                engine.step(tokens, np.arange(used, used + width), chain, wanted)
+                times[width].append(1e3 * (perf_counter() - started))
+                if not round_number:
+                    rows[width] = [engine.logits(row).tobytes() for row in range(width)]
+            progress((round_number + 1) / (_ROUNDS + 1))
+    finally:
+        engine.reset()
     return DeviceProfile(
         step_ms={width: float(np.median(spent[1:])) for width, spent in times.items()},
         invariant_from=_invariant_from(rows),
@@ -116,7 +122,7 @@ def _invariant_from(rows: dict[int, list[bytes]]) -> int | None:
 
 
 def device_identity() -> str:
-    """Processor, its count, and the versions of what runs on it, as far as they can be told."""
+    """Processor and how many of them may be used, as far as that can be told."""
     model = platform.processor()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -125,7 +131,8 @@ def device_identity() -> str:
                 break
     except OSError:
         pass  # not Linux
-    return f"{platform.machine()} {model} x{os.cpu_count()}"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{platform.machine()} {model} x{usable}"
 
 
 def cache_folder() -> Path:

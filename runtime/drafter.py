@@ -98,8 +98,9 @@ class LookaheadDrafter:
         Args:
             ids: The prompt and the first emitted token.
         """
-        self._pool.reset(ids[:-1])
-        self._pool.learn(ids, 1)
+        if self._max_nodes:
+            self._pool.reset(ids[:-1])
+            self._pool.learn(ids, 1)
         if self._window is not None:
             self._window.reset(ids[:-1])
             self._window.place_root(ids[-1])

@@ -35,7 +35,7 @@ class Generation:
         output_ids: Emitted tokens, an end token included; the joined ids of all events.
         finish_reason: ``"eos"``, ``"stop"``, ``"length"`` or ``"context"``.
         mode: Mode it ran in.
-        shape: Draft shape it ran with.
+        shape: Draft shape of mode lookahead; that of plain decoding in the others.
         stats: Steps, speed and acceptance.
     """
 

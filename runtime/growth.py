@@ -42,7 +42,7 @@ class Grown(NamedTuple):
         chances: Path probability of each node.
         kinds: Classes that proposed each node, best first.
         contexts: Last tokens up to and including each node.
-        candidates: What was proposed after each node; None where nobody was asked.
+        candidates: What was proposed after each node.
     """
 
     tokens: list[int]
@@ -50,7 +50,7 @@ class Grown(NamedTuple):
     chances: list[float]
     kinds: list[tuple[int, ...]]
     contexts: list[tuple[int, ...]]
-    candidates: list[dict[int, Candidate] | None]
+    candidates: list[dict[int, Candidate]]
 
 
 class Grower:

@@ -133,7 +133,7 @@ class Model:
                 prompt_tokens=len(ids),
                 output_ids=output_ids,
                 finish_reason=reason,
-                mode=settings.mode or "auto",
+                mode=settings.decoding,
                 shape=shape,
                 stats=meter.statistics(),
             )
@@ -158,8 +158,13 @@ class Model:
         return self._running
 
     def profile(self) -> DeviceProfile:
-        """Step times of this engine on this device; measured once, then kept in the user's cache."""
+        """Step times of this engine on this device; measured once, then kept in the user's cache.
+
+        A stream still running on this model is closed if a measurement has to be made.
+        """
         if self._profile is None:
+            if self._running is not None:
+                self._running.close()
             self._profile = load_profile(
                 self.engine,
                 identity=self._identity,

@@ -45,13 +45,15 @@ def prepare(
         EngineError: If ``exact`` can't be had on this engine.
     """
     max_width = _max_width(settings, spec)
-    if settings.mode in ("plain", "lookahead"):
+    if settings.decoding in ("plain", "lookahead") or not settings.max_new_tokens:
         shape = settings.shape(spec)
         drafter = LookaheadDrafter(shape, seed=settings.seed, eos=eos, stop_tokens=stop_tokens)
         return drafter, StepLayout(shape, spec, min_width=settings.min_width)
-    min_width = settings.min_width
-    if settings.mode == "exact":
-        min_width = max(min_width, _EXACT_MIN_WIDTH, _invariant_from(profile(), spec))
+    min_width = max(settings.min_width, spec.plain_width)
+    if settings.decoding == "exact":
+        min_width = max(min_width, _EXACT_MIN_WIDTH)
+        max_width = min(max_width, max(profile().step_ms))
+        _check_invariance(profile(), spec, min_width)
     if min_width > max_width:
         raise ConfigError(
             f"steps of at least {min_width} and at most {max_width} tokens are asked for; raise "
@@ -65,7 +67,7 @@ def prepare(
         (SuffixSource(), SuccessorSource()),
         cost,
         stop_tokens=stop_tokens,
-        chain_only=settings.mode == "exact",
+        chain_only=settings.decoding == "exact",
     )
     layout = StepLayout(PLAIN, spec, min_width=min_width, widths=cost.widths)
     return tree_drafter, layout
@@ -82,10 +84,16 @@ def _max_width(settings: GenerationConfig, spec: EngineSpec) -> int:
     return settings.max_width
 
 
-def _invariant_from(profile: DeviceProfile, spec: EngineSpec) -> int:
+def _check_invariance(profile: DeviceProfile, spec: EngineSpec, min_width: int) -> None:
+    """Exact output needs rows that are the same, bit for bit, at every width a step may have."""
     if profile.invariant_from is None:
         raise EngineError(
             f"{spec.name} gives other bits for the same row at every step width here, so exact "
             "output can't be promised; use --mode auto or --mode plain"
         )
-    return profile.invariant_from
+    if profile.invariant_from > min_width:
+        raise EngineError(
+            f"{spec.name} gives the same bits for a row only in steps of {profile.invariant_from} "
+            f"tokens and more here, steps of {min_width} are asked for; add --min-width "
+            f"{profile.invariant_from}"
+        )

@@ -35,6 +35,10 @@ class StepCost:
         widths = sorted(times)
         measured = [times[width] for width in widths]
         table: list[float] = np.interp(range(1, max_width + 1), widths, measured).tolist()
+        if len(widths) > 1:  # beyond the widest measured step time goes on growing as before it
+            slope = (measured[-1] - measured[-2]) / (widths[-1] - widths[-2])
+            for width in range(widths[-1] + 1, max_width + 1):
+                table[width - 1] = measured[-1] + max(slope, 0.0) * (width - widths[-1])
         self.widths = [0, *range(1, max_width + 1)]
         for width in range(max_width - 1, 0, -1):
             if width < min_width or table[width] < table[width - 1]:
@@ -44,7 +48,6 @@ class StepCost:
         self.plain = self._times[1]
         self.worth = [0.0, *(self._slope(width) / self.plain for width in range(1, max_width)), 2.0]
         self.least = min(self.worth[1:])
-        self.max_width = max_width
 
     def best_width(self, chances: Sequence[float]) -> int:
         """Number of nodes to feed, root included.
@@ -59,10 +62,6 @@ class StepCost:
             if gain > best:
                 best, best_width = gain, width
         return best_width
-
-    def expected_gain(self, chances: Sequence[float]) -> float:
-        """Expected speed of a step that feeds these nodes, relative to a plain step."""
-        return sum(chances) * self.plain / self._times[len(chances)]
 
     def _slope(self, width: int) -> float:
         """Least cost per node of any widening of a step."""

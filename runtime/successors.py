@@ -58,7 +58,9 @@ class SuccessorSource:
                     kind += 1
                 entry.append((tokens[rank], min(rank, _MAX_RANK - 1) * len(_SHARES) + kind))
             for order, table in zip(ORDERS, self._tables, strict=True):
-                table[context[-order:]] = entry
+                key = context[-order:]
+                table.pop(key, None)  # the latest stands last, the stalest goes first
+                table[key] = entry
                 if len(table) > _MAX_ENTRIES:
                     del table[next(iter(table))]
 

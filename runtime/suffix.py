@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from lade_edge.runtime.sources import ProposalClass, Row
+from lade_edge.runtime.sources import CONTEXT, ProposalClass, Row
 
-ORDERS = (9, 6, 4, 3, 2, 1)  # context lengths that are indexed, longest first
+ORDERS = (CONTEXT, 6, 4, 3, 2, 1)  # context lengths that are indexed, longest first
 _MAX_RANK = 3  # different continuations tried per context
 _MAX_LEVELS = 2  # contexts that may speak: the longest match and one shorter
 # before anything was seen: by context length, by rank, by how the context continued so far
-_BY_ORDER = {9: 0.92, 6: 0.85, 4: 0.70, 3: 0.63, 2: 0.45, 1: 0.28}
+_BY_ORDER = dict(zip(ORDERS, (0.92, 0.85, 0.70, 0.63, 0.45, 0.28), strict=True))
 _BY_RANK = (1.0, 0.4, 0.2)
 _BY_HISTORY = {"once": 1.0, "always": 1.05, "mixed": 0.5}
 _SHORTER = 0.25

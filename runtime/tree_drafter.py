@@ -22,7 +22,7 @@ class TreeDrafter:
     """Grows the tree of each step from all sources and learns what their proposals are worth.
 
     Args:
-        sources: Fresh sources; the order breaks ties.
+        sources: Fresh sources; of several equally sure proposers the first gets the credit.
         cost: Step times of the engine.
         stop_tokens: Tokens that end this output, so that nothing is drafted after them.
         chain_only: Draft one chain, the likeliest child of each node.
@@ -126,7 +126,5 @@ class TreeDrafter:
         """
         emitted = outcome.ids[len(outcome.ids) - outcome.num_new :]
         for slot, token in zip((0, *outcome.path), emitted, strict=False):
-            candidates = grown.candidates[self._order[slot]]
-            if candidates is not None:
-                for proposed, candidate in candidates.items():
-                    self._estimates.record(candidate.kinds, proposed == token)
+            for proposed, candidate in grown.candidates[self._order[slot]].items():
+                self._estimates.record(candidate.kinds, proposed == token)

@@ -37,7 +37,7 @@ by_cost = st.fixed_dictionaries(
     {
         "mode": st.sampled_from(["auto", "exact"]),
         "cost": st.sampled_from(["measured", "flat"]),
-        "max_width": st.integers(4, 20),
+        "max_width": st.integers(4, 40),
         "min_width": st.integers(1, 4),
     }
 )

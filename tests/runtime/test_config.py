@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -52,7 +53,9 @@ def test_defaults_shrink_to_a_narrow_engine() -> None:
 
 
 def test_plain_mode_has_no_drafts() -> None:
-    config = GenerationConfig(mode="plain", window=5, ngram=4, guesses=5)
+    with pytest.raises(ConfigError, match="window belongs to mode lookahead, the mode is plain"):
+        GenerationConfig(mode="plain", window=5)
+    config = GenerationConfig(mode="plain")
     assert config.shape(ScriptedEngine(max_width=1).spec) == PLAIN
     assert PLAIN.width == 1
 
@@ -86,3 +89,11 @@ def test_values_that_cannot_be_used(options: dict[str, Any]) -> None:
 
 def test_one_stop_text_may_be_given_bare() -> None:
     assert GenerationConfig(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_numbers_of_the_paper_choose_its_mode() -> None:
+    assert GenerationConfig().decoding == "auto"
+    assert GenerationConfig(ngram=4).decoding == "lookahead"
+    assert dataclasses.replace(GenerationConfig(seed=3), window=2).decoding == "lookahead"
+    with pytest.raises(ConfigError, match="guesses belongs to mode lookahead, the mode is exact"):
+        GenerationConfig(mode="exact", guesses=2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fakes import EOS, Script, ScriptedEngine, scripted_model
 from lade_edge import runtime
 from lade_edge.engines.errors import CapacityError, ConfigError
 from lade_edge.runtime.config import GenerationConfig
-from lade_edge.runtime.model import load
+from lade_edge.runtime.model import Model, load
 
 
 def test_text_messages_and_ids() -> None:
@@ -155,3 +156,23 @@ def test_importing_the_package_is_cheap() -> None:
         "sys.exit(' '.join(heavy) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_measuring_never_disturbs_a_running_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = scripted_model(Script())
+    model = Model(source.engine, source.prompts, eos=frozenset({EOS}))
+    stream = model.stream("ab", mode="plain", max_new_tokens=20)
+    next(stream)
+    model.profile()
+    assert list(stream) == []
+    assert model.engine.length == 0
+
+
+def test_nothing_is_measured_for_no_tokens() -> None:
+    source = scripted_model(Script())
+    model = Model(source.engine, source.prompts, eos=frozenset({EOS}))
+    assert model.generate("ab", max_new_tokens=0).output_ids == ()
+    assert source.engine.widths == []  # type: ignore[attr-defined]

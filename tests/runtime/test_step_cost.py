@@ -13,6 +13,12 @@ def test_times_between_measured_widths_are_interpolated() -> None:
     assert cost.worth[1] == pytest.approx(0.2)
 
 
+def test_beyond_the_widest_measured_width_time_goes_on_growing() -> None:
+    cost = StepCost({1: 10.0, 2: 12.0}, max_width=4)
+    assert cost.best_width([1.0, 0.9, 0.15, 0.15]) == 2
+    assert cost.worth[2] == pytest.approx(0.2)
+
+
 def test_a_slower_width_is_run_at_the_next_faster_one() -> None:
     cost = StepCost({1: 64.0, 2: 25.0, 3: 30.0, 4: 27.0}, max_width=4)
     assert cost.widths == [0, 2, 2, 4, 4]
