@@ -94,6 +94,11 @@ def load_source(source: str) -> Source:
         _check_gguf(path)
         return _load(str(path.parent), path.stem, path.name, gguf_file=path.name)
     if path.is_dir():
+        if (path / "lade.json").is_file():
+            raise ExportError(
+                f"{source} is a bundle; to lower it further name its canonical graph, "
+                f"{path / 'model.onnx'}"
+            )
         if not (path / "config.json").is_file():
             raise ExportError(
                 f"{source} holds no config.json; expected a Hugging Face model folder, a hub id, "

@@ -89,8 +89,8 @@ def _prompt(path: Path, number: int, line: str) -> BenchPrompt:
         text = None
     if not isinstance(text, str) or not text:
         raise ConfigError(
-            f"{path}, line {number} is no prompt; expected an object with id, category and turns "
-            "(a list) or prompt (a text)"
+            f"{path}, line {number} is no prompt; expected a JSON object with all of id, category "
+            "and either turns (a list of texts) or prompt (a text)"
         )
     return BenchPrompt(id=names[0], category=names[1], text=text, raw=raw)
 

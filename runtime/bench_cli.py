@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", choices=("md", "json"), default="md", help="(default: %(default)s)"
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('lade-edge')}")
     return parser
 
 

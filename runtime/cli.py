@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -247,15 +248,14 @@ def _text(data: bytes, source: str) -> str:
 
 
 def _as_json(generation: Generation) -> dict[str, object]:
+    shape = asdict(generation.shape) if generation.mode == "lookahead" else {}
     return {
         "text": generation.text,
         "prompt_tokens": generation.prompt_tokens,
         "output_ids": list(generation.output_ids),
         "finish_reason": generation.finish_reason,
         "mode": generation.mode,
-        "window": generation.shape.window,
-        "ngram": generation.shape.ngram,
-        "guesses": generation.shape.guesses,
+        **shape,
         "stats": generation.stats.as_dict(),
     }
 

@@ -17,9 +17,8 @@ from lade_edge.runtime import Generation, Model, load
 
 MODES = ("plain", "lookahead", "auto")
 PROMPT = (
-    "Rewrite this text so that every city is in capital letters: We left Lisbon on Monday, changed "
-    "trains in Madrid, slept a night in Paris and reached Berlin on Wednesday. From Berlin we went "
-    "back to Lisbon through Paris and Madrid."
+    "Write a Python function that counts how often each word occurs in a text, and show two "
+    "examples of its use."
 )
 
 
