@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lade_edge.engines.errors import ManifestError
 from lade_edge.engines.manifest import (
-    FORMS,
     MANIFEST_NAME,
     FileEntry,
     GraphEntry,
@@ -56,7 +56,11 @@ def open_bundle(path: str | Path, *, verify: bool = True) -> Bundle:
         ManifestError: If nothing is there, it is no bundle, or a file is missing or changed.
     """
     path = Path(path)
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long, say
+        raise ManifestError(f"{path} can't be looked at ({error.strerror})") from error
+    if not exists:
         raise ManifestError(f"{path} does not exist; expected a bundle folder or a graph in one")
     folder = path if path.is_dir() else path.parent
     if path.is_file() and not (folder / MANIFEST_NAME).exists():
@@ -87,7 +91,7 @@ def _choose_graph(manifest: Manifest, path: Path | None) -> GraphEntry:
     known = [graph.file for graph in manifest.graphs]
     for graph in manifest.graphs:
         if path is None or path.name == graph.file:
-            if graph.form not in FORMS or graph.file not in manifest.files:
+            if graph.file not in manifest.files:
                 break
             return graph
     if path is None:
@@ -104,14 +108,20 @@ def _refuse_outside(name: str, folder: Path) -> None:
     inside = folder.resolve()
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
         raise ManifestError(f"lade.json names {name!r}, a path outside the bundle; refused")
-    if not (folder / name).resolve().is_relative_to(inside):
+    try:
+        target = (folder / name).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, impossible names
+        raise ManifestError(
+            f"{name!r} in {folder} leads nowhere; export the model again"
+        ) from error
+    if not target.is_relative_to(inside):
         raise ManifestError(f"{name!r} in {folder} is a link out of the bundle; refused")
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, entry in manifest.files.items():
         path = folder / name
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ManifestError(f"{path} is missing; copy the whole bundle or export it again")
         size_bytes = path.stat().st_size
         if size_bytes != entry.size_bytes:

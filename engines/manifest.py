@@ -18,6 +18,8 @@ from lade_edge.engines.errors import ManifestError
 MANIFEST_NAME = "lade.json"
 SCHEMA_VERSION = 1
 FORMS = ("canonical", "gqa")
+FLOAT_TYPES = ("float32", "float16")
+_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,16 @@ class ModelSpec:
     sliding_window: int | None
     top_k: int
 
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "num_layers", "num_kv_heads", "head_size", "max_position"):
+            value = getattr(self, name)
+            if not 1 <= value <= _LARGEST:
+                raise ValueError(f"{name} is {value}, expected 1 to {_LARGEST}")
+        if not 1 <= self.top_k <= min(self.vocab_size, 1024):
+            raise ValueError(f"top_k is {self.top_k}, expected 1 to 1024 and at most vocab_size")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window is {self.sliding_window}, expected at least 1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphEntry:
@@ -67,6 +79,14 @@ class GraphEntry:
     precision: str
     float_type: str
     opset: int
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"form is {self.form!r}, expected one of {', '.join(FORMS)}")
+        if self.float_type not in FLOAT_TYPES:
+            raise ValueError(
+                f"float_type is {self.float_type!r}, expected one of {', '.join(FLOAT_TYPES)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ mask, which in lowered graphs gets longer every time, and of the rest only what 
 
 from __future__ import annotations
 
+import os
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +17,7 @@ from lade_edge.engines.bundle import Bundle
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
 from lade_edge.engines.masks import MaskWriter
-from lade_edge.engines.ort_session import library_version, open_session, value_over
+from lade_edge.engines.ort_session import first_line, library_version, open_session, value_over
 from lade_edge.engines.protocol import (
     BoolArray,
     EngineSpec,
@@ -59,6 +60,10 @@ class OnnxRuntimeEngine:
             )
         if threads is not None and threads < 1:
             raise ConfigError(f"--threads is {threads}, expected at least 1")
+        if threads is not None and threads > (os.cpu_count() or threads):
+            raise ConfigError(
+                f"--threads is {threads}, this machine has {os.cpu_count()} processors; lower it"
+            )
         if max_width < 1:
             raise ValueError("a step has at least one token")
         self._session = open_session(bundle.graph_path, threads=threads)
@@ -198,7 +203,10 @@ class OnnxRuntimeEngine:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # the library raises its own types and bare RuntimeError alike
-            raise EngineError(f"onnxruntime failed in a step of {width} tokens: {error}") from error
+            raise EngineError(
+                f"onnxruntime failed in a step of {width} tokens ({first_line(error)}); the graph "
+                "doesn't fit its manifest or this library, export the model again"
+            ) from error
         self._run_s = perf_counter() - started
         return StepResult(self._top_ids[0, :wanted], self._top_logits[0, :wanted])
 

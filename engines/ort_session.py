@@ -37,7 +37,7 @@ def open_session(path: Path, *, threads: int | None = None) -> Any:
         session = ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     except Exception as error:  # the library raises its own types and bare RuntimeError alike
         raise EngineError(
-            f"onnxruntime {ort.__version__} can't load {path}: {_first_line(error)}"
+            f"onnxruntime {ort.__version__} can't load {path}: {first_line(error)}"
         ) from error
     if session.get_providers() != [CPU_PROVIDER]:
         raise EngineError(
@@ -68,6 +68,7 @@ def value_over(array: npt.NDArray[Any]) -> Any:
     return value
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of what a library says, or the name of its error."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -12,7 +12,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lade_edge.engines import ConfigError, ExportError
+from lade_edge.engines import ConfigError, ExportError, ManifestError, read_manifest
+from lade_edge.engines.manifest import MANIFEST_NAME
+
+_OLD = "-old"
+_MAX_PID_DIGITS = 9
 
 
 @contextlib.contextmanager
@@ -21,13 +25,14 @@ def atomic_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
 
     Args:
         out: Where the folder is to appear.
-        overwrite: Replace what is there; it stays untouched until the new folder is complete.
+        overwrite: Replace the bundle is there; it stays untouched until the new folder is complete.
 
     Raises:
         ConfigError: If ``out`` exists and isn't to be replaced.
         ExportError: If the disk is full or the place can't be written.
     """
     refuse_existing(out, overwrite=overwrite)
+    out = Path(os.path.realpath(out))  # a link keeps pointing at the place
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(out)
@@ -40,6 +45,7 @@ def atomic_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         yield work
         _sync(work)
+        refuse_existing(out, overwrite=overwrite)  # it may have appeared meanwhile
         _put_in_place(work, out)
     except OSError as error:
         raise ExportError(
@@ -53,14 +59,28 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
     """Refuse a place that is taken, before any work is done.
 
     Raises:
-        ConfigError: If ``out`` exists and isn't to be replaced, or is no bundle.
+        ConfigError: If ``out`` exists and isn't to be replaced, or holds what no export made.
     """
-    if not out.exists():
-        return
+    try:
+        if not out.exists():
+            return
+        names = sorted(p.name for p in out.iterdir()) if out.is_dir() else None
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{out} can't be looked at ({error}); choose another -o") from error
     if not overwrite:
         raise ConfigError(f"{out} exists already; choose another -o or add --overwrite")
-    if not out.is_dir() or (any(out.iterdir()) and not (out / "lade.json").exists()):
+    if names is None or (names and MANIFEST_NAME not in names):
         raise ConfigError(f"{out} is no bundle, so --overwrite won't replace it; choose another -o")
+    if names:
+        try:
+            own = {MANIFEST_NAME, *read_manifest(out).files}
+        except ManifestError:
+            own = set(names)  # a damaged bundle is there to be replaced
+        if others := [name for name in names if name not in own]:
+            raise ConfigError(
+                f"{out} holds {others[0]}, which no export made, so --overwrite won't replace the "
+                "folder; move it away or choose another -o"
+            )
 
 
 def _prefix(out: Path) -> str:
@@ -68,9 +88,19 @@ def _prefix(out: Path) -> str:
 
 
 def _remove_abandoned(out: Path) -> None:
-    for folder in out.parent.glob(f"{_prefix(out)}*"):
-        pid = folder.name.removeprefix(_prefix(out)).removesuffix("-old")
-        if pid.isdigit() and (int(pid) == os.getpid() or not _is_running(int(pid))):
+    """Clear up after exports to this place that died, giving back a bundle they had moved aside."""
+    for folder in list(out.parent.iterdir()):
+        if not folder.name.startswith(_prefix(out)):
+            continue
+        rest = folder.name.removeprefix(_prefix(out))
+        pid = rest.removesuffix(_OLD)
+        if not pid.isdecimal() or len(pid) > _MAX_PID_DIGITS:
+            continue
+        if int(pid) != os.getpid() and _is_running(int(pid)):
+            continue
+        if rest.endswith(_OLD) and not out.exists():
+            folder.rename(out)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -91,14 +121,15 @@ def _sync(folder: Path) -> None:
 
 
 def _put_in_place(work: Path, out: Path) -> None:
-    if out.exists():
-        old = work.with_name(f"{work.name}-old")
-        out.rename(old)
-        try:
-            work.rename(out)
-        except OSError:
-            old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+    if not out.exists():
         work.rename(out)
+        return
+    old = work.with_name(f"{work.name}{_OLD}")
+    out.rename(old)
+    try:
+        work.rename(out)
+    except BaseException:
+        if not out.exists():
+            old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lade_edge.engines.command import run_command
 from lade_edge.engines.errors import LadeError
 
 if TYPE_CHECKING:
@@ -73,16 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run ``lade-export``; returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    try:
-        report = _export(arguments)
-    except LadeError as error:
-        print(f"lade-export: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("lade-export: interrupted, nothing was kept", file=sys.stderr)
-        return 130
-    _print_report(report)
-    return 0
+    return run_command("lade-export", lambda: _print_report(_export(arguments)))
 
 
 def _export(arguments: argparse.Namespace) -> ExportReport:

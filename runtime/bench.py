@@ -70,7 +70,7 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
         ConfigError: If the file can't be read or a row isn't of this form.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be read as UTF-8 text: {error}") from error
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -84,8 +84,10 @@ def _prompt(path: Path, number: int, line: str) -> BenchPrompt:
         row = json.loads(line)
         raw = "prompt" in row
         text = row["prompt"] if raw else row["turns"][0]
+        if not raw and not isinstance(row["turns"], list):
+            text = None  # a text where a list of texts belongs
         names = str(row["id"]), str(row["category"])
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         text = None
     if not isinstance(text, str) or not text:
         raise ConfigError(
@@ -119,6 +121,7 @@ def run_bench(
     Returns:
         ``geomean_ratio``, ``categories`` (as `CategoryResult`), and the settings.
     """
+    _check_fit(model, prompts)
     model.profile()  # measured before, not inside the first answer
     model.generate(prompts[0].text, raw=prompts[0].raw, max_new_tokens=8, mode="plain")
     measured: list[dict[str, list[tuple[Generation, Generation]]]] = []
@@ -155,6 +158,20 @@ def run_bench(
         "geomean_tokens_per_step": geometric_mean(c.tokens_per_step for c in categories),
         "categories": categories,
     }
+
+
+def _check_fit(model: Model, prompts: Sequence[BenchPrompt]) -> None:
+    """Find a prompt that can't be run before the first one is."""
+    for prompt in prompts:
+        try:
+            length = len(model.prompts.encode(prompt.text, raw=prompt.raw))
+        except ConfigError as error:
+            raise ConfigError(f"prompt {prompt.id} can't be used: {error}") from error
+        if length >= model.engine.spec.capacity:
+            raise ConfigError(
+                f"prompt {prompt.id} has {length} tokens, the KV cache holds "
+                f"{model.engine.spec.capacity}; leave it out or export with a larger capacity"
+            )
 
 
 def _summary(

@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lade_edge.engines.errors import ConfigError, LadeError
+from lade_edge.engines.command import run_command
+from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime.config import COSTS
 
 PROGRAM = "lade-bench"
@@ -53,15 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``lade-bench``; returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    try:
-        result = _run(arguments)
-    except LadeError as error:
-        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print(_as_json(result) if arguments.output == "json" else _as_markdown(result))
-    return 0
+    return run_command(PROGRAM, lambda: print(_report(arguments)))
+
+
+def _report(arguments: argparse.Namespace) -> str:
+    result = _run(arguments)
+    return _as_json(result) if arguments.output == "json" else _as_markdown(result)
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:

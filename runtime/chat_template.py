@@ -27,7 +27,9 @@ _RENDER_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
+    SyntaxError,
     TypeError,
     ValueError,
 )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from lade_edge.engines.errors import ConfigError, LadeError
+from lade_edge.engines.command import run_command
+from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime.config import COSTS, DEVICE_SHAPES, MODES, GenerationConfig
 
 if TYPE_CHECKING:
@@ -38,22 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that can't show a character must not end the answer.
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        _run(arguments, parser)
-        sys.stdout.flush()
-    except LadeError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader has had enough. What is still buffered must not fail at exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return run_command(PROGRAM, lambda: _run(arguments, parser))
 
 
 def build_parser() -> argparse.ArgumentParser:

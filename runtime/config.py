@@ -18,6 +18,10 @@ Mode = Literal["auto", "exact", "lookahead", "plain"]
 Cost = Literal["measured", "flat"]
 FinishReason = Literal["eos", "stop", "length", "context"]
 
+_LARGEST = 1000  # of W, N and G: far beyond what any step can hold
+_WHOLE_NUMBERS = (
+    "window", "ngram", "guesses", "max_width", "min_width", "max_new_tokens", "seed",
+)  # fmt: skip
 MODES: tuple[Mode, ...] = get_args(Mode)
 COSTS: tuple[Cost, ...] = get_args(Cost)
 
@@ -44,8 +48,8 @@ class Shape:
     def __post_init__(self) -> None:
         for name, minimum in (("window", 0), ("ngram", 2), ("guesses", 0)):
             value = getattr(self, name)
-            if value < minimum:
-                raise ConfigError(f"{name} is {value}; expected {minimum} or more")
+            if not minimum <= value <= _LARGEST:
+                raise ConfigError(f"{name} is {value}; expected {minimum} to {_LARGEST}")
 
     @property
     def window_slots(self) -> int:
@@ -128,6 +132,11 @@ class GenerationConfig:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name in _WHOLE_NUMBERS:
+            value = getattr(self, name)
+            optional = name in ("window", "ngram", "guesses", "max_width")
+            if type(value) is not int and not (value is None and optional):
+                raise ConfigError(f"{name} is {value!r}; expected a whole number")
         if self.mode is not None and self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}; expected one of {', '.join(MODES)}")
         if self.cost not in COSTS:

@@ -66,12 +66,14 @@ class Detokenizer:
         for token in tokens:
             if token in self._hidden:
                 continue
-            byte = self._byte_tokens.get(token) if self._byte_tokens else None
-            if byte is not None:
-                pieces.append(self._push_byte(token, byte))
-                waiting = False
-                continue
             if self._byte_tokens:
+                byte = self._byte_tokens.get(token)
+                if byte is not None:
+                    pieces.append(self._push_byte(token, byte))
+                    waiting = False
+                    continue
+                if self._tokenizer.id_to_token(token) is None:
+                    continue
                 # A decoder gives up on a whole run of byte tokens; here only the broken part fails.
                 pieces.append(self._utf8.decode(b"", final=True))
             self._window.append(token)

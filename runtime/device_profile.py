@@ -67,8 +67,10 @@ def load_profile(
         content = json.loads(path.read_text(encoding="utf-8"))
         times = {int(width): float(ms) for width, ms in content["step_ms"].items()}
         if sorted(times) == widths and all(ms > 0 for ms in times.values()):
-            return DeviceProfile(step_ms=times, invariant_from=content["invariant_from"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            invariant_from = content["invariant_from"]
+            if invariant_from is None or invariant_from in widths:
+                return DeviceProfile(step_ms=times, invariant_from=invariant_from)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass  # absent, or of no use: measured again
     profile = measure(engine, widths, progress)
     _store(path, profile)

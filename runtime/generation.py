@@ -56,7 +56,7 @@ class Stream(Iterator[Event]):
         finish: Makes the result from text, ids and finish reason.
     """
 
-    __slots__ = ("_events", "_finish", "_ids", "_result", "_texts")
+    __slots__ = ("_events", "_finish", "_ids", "_result", "_superseded", "_texts")
 
     def __init__(
         self,
@@ -68,8 +68,14 @@ class Stream(Iterator[Event]):
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._result: Generation | None = None
+        self._superseded = False
 
     def __next__(self) -> Event:
+        if self._superseded:
+            raise RuntimeError(
+                "this stream was ended by a newer request on the same model, which serves one at a "
+                "time; read a stream to its end first, or load the model twice"
+            )
         try:
             event = next(self._events)
         except StopIteration as ended:
@@ -94,6 +100,11 @@ class Stream(Iterator[Event]):
     def close(self) -> None:
         """Stop here and leave the engine clean. A closed stream yields nothing more."""
         self._events.close()
+
+    def supersede(self) -> None:
+        """Stop here for a newer request; whoever goes on reading an unfinished stream is told."""
+        self._superseded = self._result is None
+        self.close()
 
     @property
     def result(self) -> Generation:

@@ -119,9 +119,6 @@ class Model:
                 f"the prompt has token ids from {min(ids)} to {max(ids)}; the model knows 0 to "
                 f"{spec.vocab_size - 1}"
             )
-        if self._running is not None:
-            self._running.close()
-
         eos = self._eos.union(settings.eos_token_ids)
         ends = frozenset() if settings.ignore_eos else eos
         hidden = eos | self._special if settings.skip_special_tokens else frozenset()
@@ -139,6 +136,8 @@ class Model:
             )
 
         drafter, layout = prepare(settings, spec, self.profile, eos=eos, stop_tokens=ends)
+        if self._running is not None:
+            self._running.supersede()
         events = decode(
             self.engine,
             ids,
@@ -164,7 +163,7 @@ class Model:
         """
         if self._profile is None:
             if self._running is not None:
-                self._running.close()
+                self._running.supersede()
             self._profile = load_profile(
                 self.engine,
                 identity=self._identity,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from lade_edge.engines.errors import ConfigError, ManifestError
@@ -76,6 +77,10 @@ class PromptEncoder:
         Raises:
             ConfigError: If the prompt is empty, isn't text, or can't be templated.
         """
+        if not isinstance(prompt, (str, Sequence, np.ndarray)):
+            raise ConfigError(
+                f"the prompt is of type {type(prompt).__name__}; expected a text, messages or token ids"
+            )
         if len(prompt) == 0:
             raise ConfigError("the prompt is empty; expected at least one character or message")
         if isinstance(prompt, str):
@@ -87,7 +92,13 @@ class PromptEncoder:
         elif isinstance(prompt[0], Mapping):
             messages = cast("Sequence[Message]", prompt)
         else:
-            return [int(token) for token in cast("Sequence[int]", prompt)]
+            ids = [*cast("Sequence[int]", prompt)]
+            if isinstance(prompt, bytes) or not all(isinstance(i, (int, np.integer)) for i in ids):
+                raise ConfigError(
+                    "the prompt is neither a text nor messages nor whole numbers; expected one of "
+                    "these"
+                )
+            return [int(token) for token in ids]
         if raw:
             raise ConfigError("messages need the chat template; pass a text for a raw prompt")
         if self._template is None:
@@ -107,7 +118,15 @@ class PromptEncoder:
                 f"the prompt is not valid text (character {error.start} is half a surrogate pair); "
                 "expected UTF-8"
             ) from error
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the library raises bare exceptions, and panics beside them
+            raise ConfigError(
+                f"the model's tokenizer can't encode the prompt ({error}); change the prompt, or "
+                "export the model again with a tokenizer that can"
+            ) from error
         if not ids:
             raise ConfigError("the prompt has no tokens; expected at least one")
         return ids

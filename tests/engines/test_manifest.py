@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -51,6 +52,10 @@ def example() -> Manifest:
     )
 
 
+MODEL = dataclasses.asdict(example().model)
+GRAPH = dataclasses.asdict(example().graphs[0])
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_manifest(tmp_path, example())
     assert read_manifest(tmp_path) == example()
@@ -89,6 +94,10 @@ def test_a_missing_or_changed_field(tmp_path: Path, field: str) -> None:
         ({"graphs": [1]}, "is not an object"),
         ({"files": {"a": {"size_bytes": 1}}}, r"files\.a\.sha256 is missing"),
         ({"more": 1}, "more is not a known field"),
+        ({"model": MODEL | {"vocab_size": -1}}, "vocab_size is -1, expected 1 to"),
+        ({"model": MODEL | {"top_k": 10**13}}, "top_k is 10000000000000, expected 1 to 1024"),
+        ({"graphs": [GRAPH | {"float_type": "f4,f4"}]}, "float_type is 'f4,f4', expected one of"),
+        ({"graphs": [GRAPH | {"form": "other"}]}, "form is 'other', expected one of"),
     ],
 )
 def test_fields_of_the_wrong_shape(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lade_edge.engines import open_bundle
+from lade_edge.engines import open_bundle, write_manifest
 from lade_edge.export.cli import main
 
 COMMAND = [sys.executable, "-m", "lade_edge.export.cli"]
@@ -162,3 +163,57 @@ def test_a_place_below_a_file(
     (tmp_path / "file").write_text("")
     assert main([str(tiny_source), "-o", str(tmp_path / "file" / "out")]) == 1
     assert "can't write to" in said(capsys)
+
+
+def test_what_appears_meanwhile_is_not_replaced(
+    tiny_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from lade_edge.export import pipeline
+
+    out = tmp_path / "out"
+
+    def somebody_else_comes_first(folder: Path, manifest: Any) -> None:
+        write_manifest(folder, manifest)
+        out.mkdir()
+        (out / "precious").write_text("mine")
+
+    monkeypatch.setattr(pipeline, "write_manifest", somebody_else_comes_first)
+    assert main([str(tiny_bundle / "model.onnx"), "-o", str(out)]) == 1
+    assert "exists already" in said(capsys)
+    assert (out / "precious").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_overwrite_keeps_what_no_export_made(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(tiny_bundle, tmp_path / "out"))
+    (out / "notes.txt").write_text("mine")
+    assert main([str(tiny_bundle / "model.onnx"), "-o", str(out), "--overwrite"]) == 1
+    assert "holds notes.txt, which no export made" in said(capsys)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_through_a_link_replaces_its_target(tiny_bundle: Path, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(tiny_bundle, tmp_path / "target"))
+    (tmp_path / "link").symlink_to(target)
+    source = str(tiny_bundle / "model.onnx")
+    assert main([source, "-o", str(tmp_path / "link"), "--overwrite", "--capacity", "77"]) == 0
+    assert open_bundle(target).manifest.capacity == 77
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "target"]
+
+
+def test_a_bundle_moved_aside_by_a_killed_export_comes_back(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / ".out.partial-999999999-old")
+    (tmp_path / ".out.partial-99999999999999999999999").mkdir()  # no process has such a number
+    from lade_edge.export.atomic_folder import atomic_folder
+
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "out", overwrite=True):
+        raise ZeroDivisionError
+    open_bundle(tmp_path / "out")

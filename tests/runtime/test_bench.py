@@ -9,7 +9,7 @@ from fakes import Script, scripted_model
 from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime import bench_cli
 from lade_edge.runtime import model as model_module
-from lade_edge.runtime.bench import read_prompts, run_bench
+from lade_edge.runtime.bench import BenchPrompt, read_prompts, run_bench
 
 ROWS = (
     {"id": 1, "category": "a", "turns": ["ab", "later"]},
@@ -32,6 +32,7 @@ def test_rows_are_chat_or_raw(prompts: Path) -> None:
 
 @pytest.mark.parametrize(
     "line", ["{", "[]", "1", '{"id": 1}', '{"id": 1, "category": "a", "turns": []}',
+             '{"id": 1, "category": "a", "turns": "hello"}', "[" * 100_000,
              '{"id": 1, "category": "a", "prompt": 3}', '{"id": 1, "category": "a", "prompt": ""}'],
 )  # fmt: skip
 def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
@@ -82,3 +83,11 @@ def test_mistakes_are_one_line(prompts: Path, capsys: pytest.CaptureFixture[str]
     assert bench_cli.main(["--engine", "absent", "--prompts", str(prompts)]) == 1
     assert bench_cli.main(["--engine", "x", "--prompts", str(prompts), "--rounds", "0"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_prompt_that_cant_run_is_named_before_any_runs() -> None:
+    model = scripted_model(Script(), capacity=20)
+    rows = [BenchPrompt(id="long", category="a", text="ab" * 20, raw=True)]
+    with pytest.raises(ConfigError, match="prompt long has 40 tokens, the KV cache holds 20"):
+        run_bench(model, rows, max_new_tokens=9, rounds=1, ignore_eos=False)
+    assert model.engine.widths == []  # type: ignore[attr-defined]

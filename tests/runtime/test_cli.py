@@ -103,7 +103,7 @@ def test_load_options(run: Run, loader: Loader) -> None:
     run("ab", "--threads", "2", "--capacity", "99", "--window", "30", "--ngram", "5", "-n", "0")
     assert loader.options.pop("progress") is not None
     assert loader.options == {"threads": 2, "capacity": 99, "max_width": 136}
-    run("ab", "--window", "1000000")
+    run("ab", "--window", "1000", "--ngram", "1000")
     assert loader.options["max_width"] == 1024
 
 
@@ -118,7 +118,7 @@ def test_figures_go_to_stderr(run: Run) -> None:
     ("arguments", "reason"),
     [
         (["ab", "-n", "-1"], "max_new_tokens is -1; expected 0 or more"),
-        (["ab", "--ngram", "1"], "ngram is 1; expected 2 or more"),
+        (["ab", "--ngram", "1"], "ngram is 1; expected 2 to 1000"),
         (["ab", "--window", "-3"], "window is -3"),
         (["ab", "--seed", "-3"], "seed is -3"),
         (["ab", "--stop", ""], "stop text is empty"),

@@ -38,8 +38,15 @@ def test_a_profile_is_measured_once(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
+DAMAGED = [
+    f'{{"step_ms": {{"1": 1, "2": 1, "3": 1, "4": 1}}, "invariant_from": {width}}}'
+    for width in ('"abc"', "[1]", "2.5", "1e400", "1000000")
+]
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"step_ms": {"1": "x"}}', "\0\1", '{"step_ms": []}']
+    "content",
+    ["", "{}", "[]", '{"step_ms": {"1": "x"}}', "\0\1", '{"step_ms": []}', "[" * 100_000, *DAMAGED],
 )
 def test_a_damaged_cache_is_measured_again(cache: Path, content: str) -> None:
     engine = ScriptedEngine(Script(), max_width=4)

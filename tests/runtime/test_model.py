@@ -106,7 +106,8 @@ def test_a_new_generation_ends_a_stream_that_still_runs() -> None:
     next(first)
     second = model.stream("ab", max_new_tokens=30)
     events = [next(second)]
-    assert list(first) == []
+    with pytest.raises(RuntimeError, match="ended by a newer request"):
+        next(first)
     first.close()
     events += second
     expected = scripted_model().generate("ab", max_new_tokens=30)
@@ -167,7 +168,8 @@ def test_measuring_never_disturbs_a_running_stream(
     stream = model.stream("ab", mode="plain", max_new_tokens=20)
     next(stream)
     model.profile()
-    assert list(stream) == []
+    with pytest.raises(RuntimeError, match="ended by a newer request"):
+        next(stream)
     assert model.engine.length == 0
 
 
@@ -176,3 +178,24 @@ def test_nothing_is_measured_for_no_tokens() -> None:
     model = Model(source.engine, source.prompts, eos=frozenset({EOS}))
     assert model.generate("ab", max_new_tokens=0).output_ids == ()
     assert source.engine.widths == []  # type: ignore[attr-defined]
+
+
+def test_a_refused_request_leaves_the_running_stream_alone() -> None:
+    model = scripted_model(Script())
+    stream = model.stream("ab", max_new_tokens=20)
+    next(stream)
+    with pytest.raises(ConfigError):
+        model.stream("ab", max_width=100_000)
+    assert len(stream.result.output_ids) == 20
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"abc", [1.5], ["1", "2"], {"role": "user"}, {1}])
+def test_prompts_of_the_wrong_type(prompt: Any) -> None:
+    with pytest.raises(ConfigError, match="the prompt is"):
+        scripted_model().generate(prompt)
+
+
+@pytest.mark.parametrize("option", [{"max_new_tokens": 2.5}, {"seed": None}, {"window": "3"}])
+def test_options_of_the_wrong_type(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        scripted_model().generate("ab", **option)

@@ -1,0 +1,63 @@
+"""How every command of the project ends: one sentence and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable
+
+from lade_edge.engines.errors import LadeError
+
+
+def run_command(program: str, body: Callable[[], None]) -> int:
+    """Run a command's body and turn what a user can mend into one line on stderr.
+
+    Args:
+        program: Name of the command, put in front of the line.
+        body: Writes its data to stdout.
+
+    Returns:
+        0; 1 after an error the user can mend or an output that can't be written; 130 after Ctrl-C.
+        An output whose reader has had enough is no error.
+    """
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    if sys.stdout is None:
+        _complain(program, "stdout is closed; expected a place to write the result to")
+        return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that can't show a character must not end the answer.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        body()
+        sys.stdout.flush()
+    except LadeError as error:
+        _complain(program, str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _drop_output()
+        _complain(
+            program,
+            f"the output can't be written ({error.strerror}); free the disk or name another place",
+        )
+        return 1
+    return 0
+
+
+def _complain(program: str, sentence: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"{program}: {' '.join(sentence.split())}\n")
+
+
+def _drop_output() -> None:
+    """What is still buffered must not fail at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
