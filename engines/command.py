@@ -1,14 +1,33 @@
-"""How every command of the project ends: one sentence and an exit status, never a traceback."""
+"""How every command of the project is called and ends: one sentence, never a traceback."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from lade_edge.engines.errors import LadeError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong with a command line, and exits 2.
+
+    Args:
+        prog: Name of the command.
+        description: What it does, for ``--help``.
+    """
+
+    def __init__(self, *, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message without the usage and exit."""
+        sentence = " ".join(message.split())
+        self.exit(2, f"{self.prog}: {sentence}; {self.prog} --help lists the options\n")
 
 
 def run_command(program: str, body: Callable[[], None]) -> int:

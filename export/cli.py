@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lade_edge.engines.command import run_command
+from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import LadeError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MEANING = {
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of ``lade-export``."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="lade-export",
         description="Export a causal language model once into a bundle: ONNX graphs that take "
         "several tokens a step over an in-place KV cache, its tokenizer and a manifest.",

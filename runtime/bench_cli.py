@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lade_edge.engines.command import run_command
+from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime.config import COSTS
 
@@ -20,10 +20,9 @@ PROGRAM = "lade-bench"
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line as an argparse parser."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=PROGRAM,
         description="Time plain and automatic decoding in turn on the same prompts.",
-        allow_abbrev=False,
     )
     parser.add_argument("--engine", required=True, metavar="PATH", help="bundle or graph in one")
     parser.add_argument(

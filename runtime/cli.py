@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from lade_edge.engines.command import run_command
+from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime.config import COSTS, DEVICE_SHAPES, MODES, GenerationConfig
 
@@ -42,10 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The command line as an argparse parser."""
     defaults = GenerationConfig()
-    parser = _Parser(
+    parser = CommandParser(
         prog=PROGRAM,
         description="Generate text with an exported model, by lookahead decoding.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     parser.add_argument(
@@ -241,13 +240,6 @@ def _as_json(generation: Generation) -> dict[str, object]:
         **shape,
         "stats": generation.stats.as_dict(),
     }
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
 
 
 class _Version(argparse.Action):

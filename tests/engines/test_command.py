@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lade_edge.engines import ConfigError
-from lade_edge.engines.command import run_command
+from lade_edge.engines.command import CommandParser, run_command
 
 
 def outcome(body: str, redirect: str) -> tuple[int, str]:
@@ -57,3 +57,17 @@ def test_an_interrupt_is_130() -> None:
 def test_a_defect_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         run_command("prog", lambda: 1 / 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arguments", [["--nope\nmore"], ["--ab", "x"], ["one", "two"]])
+def test_wrong_usage_is_one_line_and_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = CommandParser(prog="prog", description="Does things.")
+    parser.add_argument("--abc")
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(arguments)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("prog: unrecognized arguments")
+    assert line.endswith("prog --help lists the options")
