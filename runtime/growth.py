@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 _Entry = tuple[float, int, int, tuple[int, ...]]  # minus path chance, parent, token, classes
 
 
-class Candidate(NamedTuple):
-    """A token proposed after some node.
-
-    Attributes:
-        chance: Estimated probability that it follows: the best of its proposers' estimates.
-        kinds: Classes that proposed it, best first.
-    """
-
-    chance: float
-    kinds: tuple[int, ...]
+Candidate = tuple[float, tuple[int, ...]]
+"""A proposed token's chance, the best of its proposers' estimates, and their classes, best first."""
 
 
 class Grown(NamedTuple):
@@ -122,17 +114,17 @@ class Grower:
                 chance = chances[number]
                 known = found.get(token)
                 if known is None:
-                    found[token] = Candidate(chance, (number,))
-                elif chance > known.chance:
-                    found[token] = Candidate(chance, (number, *known.kinds))
+                    found[token] = chance, (number,)
+                elif chance > known[0]:
+                    found[token] = chance, (number, *known[1])
                 else:
-                    found[token] = Candidate(known.chance, (*known.kinds, number))
+                    found[token] = known[0], (*known[1], number)
         tree.candidates.append(found)
         if heap is None or not found:
             return
         # siblings exclude each other: together they can't be likelier than their parent
-        scale = tree.chances[node] / max(1.0, sum(c.chance for c in found.values()))
-        best = max(found, key=lambda token: found[token].chance) if self._chain_only else None
+        scale = tree.chances[node] / max(1.0, sum([chance for chance, _ in found.values()]))
+        best = max(found, key=lambda token: found[token][0]) if self._chain_only else None
         for token, (chance, kinds) in found.items():
             path_chance = chance * scale
             if path_chance <= least or token in self._stop_tokens:

@@ -126,5 +126,5 @@ class TreeDrafter:
         """
         emitted = outcome.ids[len(outcome.ids) - outcome.num_new :]
         for slot, token in zip((0, *outcome.path), emitted, strict=False):
-            for proposed, candidate in grown.candidates[self._order[slot]].items():
-                self._estimates.record(candidate.kinds, proposed == token)
+            for proposed, (_, kinds) in grown.candidates[self._order[slot]].items():
+                self._estimates.record(kinds, proposed == token)
