@@ -61,7 +61,9 @@ def test_wrong_lowering_fails_the_export(
 
     monkeypatch.setattr(lower_onnxruntime, "use_skip_norms", faulty)
     source = str(exported("llama").folder / "model.onnx")
-    with pytest.raises(ParityError, match=r"onnxruntime .* cpu gqa fp32 differs .* expected at most"):
+    with pytest.raises(
+        ParityError, match=r"onnxruntime .* cpu gqa fp32 differs .* expected at most"
+    ):
         export_model(source, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     unchecked = export_model(source, tmp_path / "out", ExportOptions(check=False))
