@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     parser.add_argument(
-        "--engine", required=True, metavar="PATH", help="bundle folder, or a graph or plan in one"
+        "--engine", required=True, metavar="PATH", help="bundle folder, or a graph in one"
     )
     parser.add_argument("--threads", type=int, metavar="T", help="CPU threads (default: engine's)")
     parser.add_argument(

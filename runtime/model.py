@@ -188,7 +188,7 @@ def load(
     """Load a bundle.
 
     Args:
-        path: Bundle folder, or a graph or plan file inside one.
+        path: Bundle folder, or a graph file inside one.
         threads: CPU threads, None for the engine's choice.
         capacity: Tokens of prompt and output together, None for the bundle's value.
         max_width: Widest step to prepare for, in tokens.
