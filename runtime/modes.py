@@ -52,7 +52,8 @@ def prepare(
     min_width = max(settings.min_width, spec.plain_width)
     if settings.decoding == "exact":
         min_width = max(min_width, _EXACT_MIN_WIDTH)
-        max_width = min(max_width, max(profile().step_ms))
+        tested = sorted(profile().step_ms)
+        max_width = max(width for width in tested if width <= max(max_width, tested[0]))
         _check_invariance(profile(), spec, min_width)
     if min_width > max_width:
         raise ConfigError(
@@ -69,7 +70,10 @@ def prepare(
         stop_tokens=stop_tokens,
         chain_only=settings.decoding == "exact",
     )
-    layout = StepLayout(PLAIN, spec, min_width=min_width, widths=cost.widths)
+    widths = cost.widths
+    if settings.decoding == "exact":  # nothing is promised of a width that wasn't tested
+        widths = [next(t for t in tested if t >= width) for width in widths]
+    layout = StepLayout(PLAIN, spec, min_width=min_width, widths=widths)
     return tree_drafter, layout
 
 

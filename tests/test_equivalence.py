@@ -264,3 +264,11 @@ def test_the_script_depends_on_every_token_and_position() -> None:
             array[index] -= 20
     assert len(set(changed)) > 4
     assert dataclasses.replace(script, salt=1) != script
+
+
+def test_exact_runs_tested_widths_only() -> None:
+    engine = ScriptedEngine(Script(surprise=3), capacity=400)
+    model = scripted_model(engine=engine)
+    model.generate("abcabcabc", mode="exact", cost="flat", max_width=13, max_new_tokens=200)
+    assert len(set(engine.widths)) > 1
+    assert set(engine.widths) <= {2, 4, 6, 8, 12}
