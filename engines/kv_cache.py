@@ -65,10 +65,11 @@ class HostKVCache:
             slots: ``(r,)`` ascending with ``slots[i] >= i``; a prefix in place is not touched.
         """
         count = len(slots)
+        if not count or slots[-1] == count - 1:  # ascending, so all of them are in place
+            return
         first = 0
         for slot in slots.tolist():
             if slot != first:
                 break
             first += 1
-        if first < count:
-            self.data[:, :, start + first : start + count] = self.data[:, :, start + slots[first:]]
+        self.data[:, :, start + first : start + count] = self.data[:, :, start + slots[first:]]

@@ -1,23 +1,22 @@
 """The engine on ONNX Runtime: IO binding over buffers that are ours and stay where they are.
 
-Every layer's KV cache is bound once, input and output alike to the same memory. A step binds its
-mask, which in lowered graphs gets longer every time, and of the rest only what changed its shape.
+Each shape a step can have is bound once, every layer's KV cache to the same memory as input and
+output. A step then writes its numbers and runs; only a mask that got longer is bound again.
 """
 
 from __future__ import annotations
 
 import os
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lade_edge.engines.bundle import Bundle
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
-from lade_edge.engines.masks import MaskWriter
-from lade_edge.engines.ort_session import first_line, library_version, open_session, value_over
+from lade_edge.engines.masks import StepMask
+from lade_edge.engines.ort_binding import StepBinding, StepBuffers
+from lade_edge.engines.ort_session import first_line, library_version, open_session
 from lade_edge.engines.protocol import (
     BoolArray,
     EngineSpec,
@@ -78,35 +77,42 @@ class OnnxRuntimeEngine:
             # the standard Attention operator takes a far slower path for one query than for two
             plain_width=2 if graph.form == "canonical" and max_width > 1 else 1,
         )
-        self._window = model.sliding_window
         self._slots = capacity + max_width
+        self._dense = graph.form == "canonical"
+        self._check_inputs(model.num_layers, windowed=model.sliding_window is not None)
         float_type = np.dtype(graph.float_type)
         self._cache = HostKVCache(
             model.num_layers, model.num_kv_heads, self._slots, model.head_size, float_type
         )
         self._length = 0
-        self._binding = self._session.io_binding()
-        self._values: dict[tuple[str, int], Any] = {}
-        self._bound_width = self._bound_rows = 0
         self._run_s = 0.0
-        self._dense = graph.form == "canonical"
-        self._check_inputs(model.num_layers)
         widest = max(max_width, min(PREFILL_CHUNK, capacity))
-        self._input_ids = np.zeros((1, widest), np.int64)
-        self._position_ids = np.zeros((1, widest), np.int64)
-        self._rows = np.zeros(widest, np.int64)
-        self._full = MaskWriter(float_type)
-        self._windowed = MaskWriter(float_type, model.sliding_window)
-        self._mask = np.zeros(widest * self._slots, float_type)
-        self._window_mask = np.zeros(widest * self._slots if self._window else 0, float_type)
+        windows = {"attn_mask": None, "attn_mask_window": model.sliding_window}
+        self._masks = {
+            name: StepMask(float_type, widest, self._slots, window=window, whole=self._dense)
+            for name, window in windows.items()
+            if name in self._names
+        }
+        self._widest = widest
         self._write_index = np.zeros(1, np.int64)
         self._last_slot = np.zeros(1, np.int32)
         self._total = np.zeros(1, np.int32)
-        self._logits = np.empty((1, max_width, model.vocab_size), np.float32)
-        self._top_logits = np.empty((1, max_width, model.top_k), np.float32)
-        self._top_ids = np.empty((1, max_width, model.top_k), np.int64)
         self._causal = np.tri(widest, dtype=np.bool_)
-        self._bind_fixed(model.num_layers)
+        self._buffers = StepBuffers(
+            self._session,
+            self._names,
+            widest=widest,
+            max_rows=max_width,
+            vocab_size=model.vocab_size,
+            top_k=model.top_k,
+            fixed={
+                "write_index": self._write_index,
+                "seqlens_k": self._last_slot,
+                "total_length": self._total,
+            },
+            cache=self._cache,
+        )
+        self._last: StepBinding | None = None
 
     @property
     def spec(self) -> EngineSpec:
@@ -130,7 +136,7 @@ class OnnxRuntimeEngine:
                 f"{len(tokens)} tokens after {self._length} committed ones don't fit the capacity "
                 f"of {self._spec.capacity}; raise --capacity or shorten the prompt"
             )
-        chunk = self._input_ids.shape[1]
+        chunk = self._widest
         seconds = 0.0
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
@@ -156,7 +162,9 @@ class OnnxRuntimeEngine:
 
     def logits(self, index: int) -> Float32Array:
         """Logits of a wanted row of the last step; a view, valid until the next step."""
-        row: Float32Array = self._logits[0, index]
+        if self._last is None:
+            raise ValueError("no step was run yet")
+        row: Float32Array = self._last.logits[index]
         return row
 
     def keep(self, slots: Int64Array) -> None:
@@ -173,87 +181,41 @@ class OnnxRuntimeEngine:
     def _run(
         self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
     ) -> StepResult:
-        width, wanted, length = len(tokens), len(rows), self._length
-        columns = self._slots if self._dense else length + width
-        self._input_ids[0, :width] = tokens
-        self._position_ids[0, :width] = positions
-        self._rows[:wanted] = rows
+        length, width = self._length, len(tokens)
+        bound = self._buffers.binding(width, len(rows))
+        bound.tokens[:] = tokens
+        bound.positions[:] = positions
+        bound.rows[:] = rows
         self._write_index[0] = length
         self._last_slot[0] = length + width - 1
-        self._total[0] = length + width
-        if "attn_mask" in self._names:
-            mask = self._mask[: width * columns].reshape(1, 1, width, columns)
-            self._full.write(mask[0, 0], length, visible, positions)
-            self._binding.bind_cpu_input("attn_mask", mask)
-        if self._window:
-            mask = self._window_mask[: width * columns].reshape(1, 1, width, columns)
-            self._windowed.write(mask[0, 0], length, visible, positions)
-            self._binding.bind_cpu_input("attn_mask_window", mask)
-        if self._bound_width != width:
-            self._bound_width = width
-            self._bind("input_ids", self._input_ids, width)
-            self._bind("position_ids", self._position_ids, width)
-        if self._bound_rows != wanted:
-            self._bound_rows = wanted
-            self._bind("logit_rows", self._rows, wanted)
-            self._bind("logits", self._logits, wanted, output=True)
-            self._bind("top_logits", self._top_logits, wanted, output=True)
-            self._bind("top_ids", self._top_ids, wanted, output=True)
+        for name, mask in self._masks.items():
+            mask.write(length, visible, positions)
+            self._total[0] = mask.columns
+            if bound.columns.get(name) != mask.columns:
+                bound.bind_mask(name, mask.view(width))
         started = perf_counter()
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(bound.binding)
         except Exception as error:  # the library raises its own types and bare RuntimeError alike
             raise EngineError(
                 f"onnxruntime failed in a step of {width} tokens ({first_line(error)}); the graph "
                 "doesn't fit its manifest or this library, export the model again"
             ) from error
         self._run_s = perf_counter() - started
-        return StepResult(self._top_ids[0, :wanted], self._top_logits[0, :wanted])
+        self._last = bound
+        return bound.result
 
-    def _bind(
-        self, name: str, buffer: npt.NDArray[Any], count: int, *, output: bool = False
-    ) -> None:
-        """Bind the first ``count`` entries of a buffer along its axis of tokens or rows."""
-        if name not in self._names:
-            return
-        value = self._values.get((name, count))
-        if value is None:
-            view = buffer[:count] if buffer.ndim == 1 else buffer[:, :count]
-            value = self._values[name, count] = value_over(view)
-        if output:
-            self._binding.bind_ortvalue_output(name, value)
-        else:
-            self._binding.bind_ortvalue_input(name, value)
-
-    def _bind_fixed(self, num_layers: int) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "write_index": self._write_index,
-            "seqlens_k": self._last_slot,
-            "total_length": self._total,
-        }
-        for layer in range(num_layers):
-            arrays[f"k_cache.{layer}"] = self._cache.keys(layer)[None]
-            arrays[f"v_cache.{layer}"] = self._cache.values(layer)[None]
-        for name, array in arrays.items():
-            if name in self._names:
-                value = value_over(array)
-                self._binding.bind_ortvalue_input(name, value)
-                if "_cache." in name:
-                    self._binding.bind_ortvalue_output(
-                        name.replace("_cache.", "_cache_out."), value
-                    )
-
-    def _check_inputs(self, num_layers: int) -> None:
+    def _check_inputs(self, num_layers: int, *, windowed: bool) -> None:
         inputs = {tensor.name for tensor in self._session.get_inputs()}
         outputs = {tensor.name for tensor in self._session.get_outputs()}
         caches = {f"{kind}_cache.{layer}" for kind in "kv" for layer in range(num_layers)}
         expected = {"input_ids", "position_ids", "attn_mask", "logit_rows"} | caches
         expected |= {"write_index"} if self._dense else {"seqlens_k", "total_length"}
-        expected |= {"attn_mask_window"} if self._window else set()
+        expected |= {"attn_mask_window"} if windowed else set()
         results = {"logits", "top_logits", "top_ids"}
         results |= {name.replace("_cache.", "_cache_out.") for name in caches}
         # a graph in which every layer is windowed, or none uses positions, leaves an input out
-        optional = {"attn_mask", "position_ids"} if self._window else {"position_ids"}
+        optional = {"attn_mask", "position_ids"} if windowed else {"position_ids"}
         if not (expected - optional <= inputs <= expected) or outputs != results:
             odd = sorted((inputs ^ expected) | (outputs ^ results))
             raise EngineError(

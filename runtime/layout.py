@@ -9,6 +9,7 @@ after the root and sees its ancestors and itself. Window token (0, c) has parent
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from lade_edge.engines.protocol import BoolArray, EngineSpec, Int64Array
     from lade_edge.runtime.config import Shape
     from lade_edge.runtime.tree import DraftTree
-
-
-_MAX_PLANS = 2048
 
 
 class StepInput(NamedTuple):
@@ -66,7 +64,7 @@ def window_parents(shape: Shape) -> list[int]:
 
 
 class _Plan(NamedTuple):
-    """What the shape of a tree alone decides about a step; none of it is ever written again.
+    """What the shapes of tree and window alone decide about a step; none of it is ever written.
 
     Attributes:
         num_pads: Pads between tree and window.
@@ -81,10 +79,32 @@ class _Plan(NamedTuple):
     rows: Int64Array
 
 
+@lru_cache(maxsize=4096)
+def _plan(parents: tuple[int, ...], num_pads: int, shape: Shape) -> _Plan:
+    """Lay out a tree of these parents, pads, and the window of a draft shape."""
+    num_nodes, slots = len(parents), shape.window_slots
+    start = num_nodes + num_pads
+    visible = np.eye(start + slots, dtype=np.bool_)
+    visible[:num_nodes, :num_nodes] = visibility(parents)
+    visible[start:, start:] = visibility(window_parents(shape))[1:, 1:]
+    visible[start:, 0] = True
+    visible.flags.writeable = False
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    window = [row + column for row in range(shape.ngram - 1) for column in range(shape.window)]
+    offsets = [*depths, *[0] * num_pads, *window[1:]]
+    # With N = 2 the last window row is row 0, and its first result is the root's.
+    num_results = shape.window - (shape.ngram == 2 and shape.window > 0)
+    rows = [*range(num_nodes), *range(start + slots - num_results, start + slots)]
+    return _Plan(num_pads, np.array(offsets, np.int64), visible, np.array(rows, dtype=np.int64))
+
+
 class StepLayout:
     """Writes steps into buffers that are allocated once.
 
-    Trees of the same shape come again and again; what follows from the shape is kept.
+    Trees of the same shape come again and again; what follows from the shape is kept, from one
+    request to the next too.
 
     Args:
         shape: Draft shape.
@@ -99,16 +119,12 @@ class StepLayout:
         "_kept",
         "_last_position",
         "_min_width",
-        "_num_results",
         "_plans",
         "_positions",
         "_reach",
-        "_row_has_root",
-        "_slots",
+        "_shape",
         "_tokens",
         "_widths",
-        "_window_offsets",
-        "_window_visible",
     )
 
     def __init__(
@@ -119,13 +135,7 @@ class StepLayout:
         min_width: int = 1,
         widths: Sequence[int] | None = None,
     ) -> None:
-        self._slots = shape.window_slots
-        # With N = 2 the last window row is row 0, and its first result is the root's.
-        self._row_has_root = shape.ngram == 2 and shape.window > 0
-        self._num_results = shape.window - self._row_has_root
-        self._window_visible = visibility(window_parents(shape))[1:, 1:]
-        rows, columns = np.indices((shape.ngram - 1, shape.window))
-        self._window_offsets: list[int] = (rows + columns).reshape(-1)[1:].tolist()
+        self._shape = shape
         self._min_width = min(max(spec.plain_width, min_width), spec.max_width)
         self._widths = widths
         self._last_position = spec.max_position - 1
@@ -146,7 +156,8 @@ class StepLayout:
         Returns:
             The step. Its width is that of its tokens, or of a plain step if that is wider.
         """
-        plan = self._plans.get(tuple(tree.parents)) or self._plan(tree)
+        parents = tuple(tree.parents)
+        plan = self._plans.get(parents) or self._find_plan(parents)
         row = tree.tokens
         if plan.num_pads:
             row = row + row[:1] * plan.num_pads
@@ -161,24 +172,12 @@ class StepLayout:
             np.minimum(positions, self._last_position, out=positions)
         return StepInput(tokens, positions, plan.visible, plan.rows)
 
-    def _plan(self, tree: DraftTree) -> _Plan:
-        num_nodes = len(tree.tokens)
-        width = max(num_nodes + self._slots, self._min_width)
+    def _find_plan(self, parents: tuple[int, ...]) -> _Plan:
+        needed = len(parents) + self._shape.window_slots
+        width = max(needed, self._min_width)
         if self._widths is not None:
             width = self._widths[width]
-        start = width - self._slots
-        visible = np.eye(width, dtype=np.bool_)
-        visible[:num_nodes, :num_nodes] = visibility(tree.parents)
-        visible[start:, start:] = self._window_visible
-        visible[start:, 0] = True
-        visible.flags.writeable = False
-        num_pads = start - num_nodes
-        offsets = [*tree.depths, *[0] * num_pads, *self._window_offsets]
-        rows = [*range(num_nodes), *range(width - self._num_results, width)]
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        plan = _Plan(num_pads, np.array(offsets, np.int64), visible, np.array(rows, dtype=np.int64))
-        self._plans[tuple(tree.parents)] = plan
+        plan = self._plans[parents] = _plan(parents, width - needed, self._shape)
         return plan
 
     def slots(self, nodes: Sequence[int]) -> Int64Array:
@@ -197,6 +196,6 @@ class StepLayout:
         Returns:
             W token ids.
         """
-        if self._row_has_root:
+        if self._shape.ngram == 2 and self._shape.window:  # row 0 is the last, the root in it
             return best[:1] + best[num_nodes:]
         return best[num_nodes:]

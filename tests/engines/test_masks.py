@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lade_edge.engines.masks import MASKED, MaskWriter
+from lade_edge.engines.masks import GRANULE, MASKED, MaskWriter, StepMask
 
 
 def seen(mask: np.ndarray) -> list[list[int]]:
@@ -58,3 +60,44 @@ def test_only_read_only_blocks_are_remembered() -> None:
     writer.write(masks[2], 6, visible, positions)
     assert seen(masks[0])[3] == [0, 1, 2, 3, 4, 5, 6, 9]
     assert seen(masks[1])[3] == seen(masks[2])[3] == [0, 1, 2, 3, 4, 5, 9]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 700), st.integers(1, 12), st.booleans()), min_size=1, max_size=12
+    ),
+    window=st.sampled_from([None, 5]),
+    whole=st.booleans(),
+)
+def test_a_kept_mask_equals_a_fresh_one(
+    steps: list[tuple[int, int, bool]], window: int | None, whole: bool
+) -> None:
+    """Whatever came before, growing, shrinking, narrower or wider."""
+    slots = 712
+    mask = StepMask(np.float32, 12, slots, window=window, whole=whole)
+    blocks = {}
+    for width in range(1, 13):
+        for chain in (False, True):
+            blocks[width, chain] = np.tri(width, dtype=bool) if chain else np.eye(width, dtype=bool)
+            blocks[width, chain].flags.writeable = False
+    for length, width, chain in steps:
+        visible, end = blocks[width, chain], length + width
+        positions = length + np.arange(width) * chain
+        mask.write(length, visible, positions)
+        read = slots if whole else end
+        fresh = np.full((width, read), 7.0, np.float32)
+        MaskWriter(np.float32, window).write(fresh, length, visible, positions)
+        assert end <= mask.columns <= slots
+        assert mask.view(width).flags.c_contiguous
+        np.testing.assert_array_equal(mask.view(width)[0, 0, :, :read], fresh)
+
+
+def test_a_mask_keeps_its_length_while_steps_go_back_and_forth_over_its_end() -> None:
+    mask = StepMask(np.float32, 20, 1000)
+    lengths = []
+    for length in range(240, 270):
+        for width in (2, 20):
+            mask.write(length, np.eye(width, dtype=bool), np.full(width, length))
+            lengths.append(mask.columns)
+    assert sorted(set(lengths)) == [GRANULE, 2 * GRANULE]
+    assert lengths == sorted(lengths)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lade_edge.engines.masks import MASKED, MaskWriter
+from lade_edge.engines.masks import MASKED, MaskWriter, StepMask
 from reference_steps import (
     CHAIN,
     TREE,
@@ -89,14 +89,14 @@ def test_planted_fault_shows(family: str, plant: Any, exported: Any) -> None:
 def test_hidden_prefix_slot_shows(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = exported("llama")
 
-    write = MaskWriter.write
+    write = StepMask.write
 
-    def with_hole(self: MaskWriter, out: Any, length: int, *rest: Any) -> None:
-        write(self, out, length, *rest)
-        out[3, length - 4] = MASKED
+    def with_hole(self: StepMask, length: int, visible: Any, positions: Any) -> None:
+        write(self, length, visible, positions)
+        self.view(len(visible))[0, 0, 3, length - 4] = MASKED
 
     step = random_step(VOCAB_SIZE, PREFIX, TREE)
-    monkeypatch.setattr(MaskWriter, "write", with_hole)
+    monkeypatch.setattr(StepMask, "write", with_hole)
     got = engine_logits(tiny.engine("lowered"), step)
     assert difference(got, expected_logits(tiny.model, step)) > FAULT
 
