@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lade_edge.engines.errors import CapacityError
-from lade_edge.engines.protocol import Int64Array
 
 
 class HostKVCache:
@@ -57,19 +57,18 @@ class HostKVCache:
         view: npt.NDArray[Any] = self.data[2 * layer + 1]
         return view
 
-    def compact(self, start: int, slots: Int64Array) -> None:
+    def compact(self, start: int, slots: Sequence[int]) -> None:
         """Move rows ``start + slots[i]`` to ``start + i`` in every layer.
 
         Args:
             start: First slot of the step.
-            slots: ``(r,)`` ascending with ``slots[i] >= i``; a prefix in place is not touched.
+            slots: Ascending, with ``slots[i] >= i``; a prefix in place is not touched.
         """
         count = len(slots)
         if not count or slots[-1] == count - 1:  # ascending, so all of them are in place
             return
         first = 0
-        for slot in slots.tolist():
-            if slot != first:
-                break
+        while slots[first] == first:
             first += 1
-        self.data[:, :, start + first : start + count] = self.data[:, :, start + slots[first:]]
+        moved = [start + slot for slot in slots[first:]]
+        self.data[:, :, start + first : start + count] = self.data[:, :, moved]

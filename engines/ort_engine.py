@@ -7,6 +7,7 @@ output. A step then writes its numbers and runs; only a mask that got longer is 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -167,7 +168,7 @@ class OnnxRuntimeEngine:
         row: Float32Array = self._last.logits[index]
         return row
 
-    def keep(self, slots: Int64Array) -> None:
+    def keep(self, slots: Sequence[int]) -> None:
         """Commit rows of the last step; see `protocol.Engine.keep`."""
         self._cache.compact(self._length, slots)
         self._length += len(slots)

@@ -9,6 +9,7 @@ the next step. Trimming only ever moves ``length``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -121,11 +122,11 @@ class Engine(Protocol):
         A view into the engine's own memory where it lies on the host, else a fresh copy.
         """
 
-    def keep(self, slots: Int64Array) -> None:
+    def keep(self, slots: Sequence[int]) -> None:
         """Commit rows of the last step and drop the others.
 
         Args:
-            slots: ``(r,)`` int64 step indices, ascending, ``slots[i] >= i``. Row ``slots[i]``
+            slots: Step indices, ascending, ``slots[i] >= i``. Row ``slots[i]``
                 moves to slot ``length + i``; an index already in place costs nothing. Empty is
                 allowed and commits nothing.
         """

@@ -87,7 +87,7 @@ def decode(
             newest = layout.newest_row(best, len(tree))
             drafter.learn(StepOutcome(ids, len(tokens), path, top_ids, result.top_logits, newest))
             # The last emitted token has no row yet: the root and all but one matched row stay.
-            engine.keep(layout.slots([0, *path[: len(tokens) - 1]]))
+            engine.keep([0, *path[: len(tokens) - 1]])
             meter.step(
                 tree,
                 path,

@@ -116,7 +116,6 @@ class StepLayout:
     """
 
     __slots__ = (
-        "_kept",
         "_last_position",
         "_min_width",
         "_plans",
@@ -140,7 +139,7 @@ class StepLayout:
         self._widths = widths
         self._last_position = spec.max_position - 1
         self._reach = max(shape.window + shape.ngram - 3, 0)
-        self._tokens, self._positions, self._kept = np.zeros((3, spec.max_width), dtype=np.int64)
+        self._tokens, self._positions = np.zeros((2, spec.max_width), dtype=np.int64)
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
     def arrange(
@@ -179,12 +178,6 @@ class StepLayout:
             width = self._widths[width]
         plan = self._plans[parents] = _plan(parents, width - needed, self._shape)
         return plan
-
-    def slots(self, nodes: Sequence[int]) -> Int64Array:
-        """Nodes of a tree as the array an engine takes; a view, valid until the next call."""
-        count = len(nodes)
-        self._kept[:count] = nodes
-        return self._kept[:count]
 
     def newest_row(self, best: list[int], num_nodes: int) -> list[int]:
         """The model's choices after the last window row.

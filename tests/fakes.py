@@ -159,10 +159,9 @@ class ScriptedEngine:
         logits[self._result.top_ids[index]] = self._result.top_logits[index]
         return logits
 
-    def keep(self, slots: Int64Array) -> None:
-        assert slots.dtype == np.int64
+    def keep(self, slots: Sequence[int]) -> None:
         last = -1
-        for count, slot in enumerate(slots.tolist()):
+        for count, slot in enumerate(slots):
             assert count <= slot < self._width
             assert slot > last
             last = slot

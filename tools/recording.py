@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from lade_edge.engines.protocol import (
     BoolArray,
@@ -51,8 +52,8 @@ class RecordingEngine:
     def logits(self, index: int) -> Float32Array:
         return self._engine.logits(index)
 
-    def keep(self, slots: Int64Array) -> None:
-        for slot in slots.tolist():
+    def keep(self, slots: Sequence[int]) -> None:
+        for slot in slots:
             row = self._engine.logits(slot)
             self.digests.append(hashlib.blake2b(row.tobytes(), digest_size=16).digest())
         self._engine.keep(slots)

@@ -47,7 +47,7 @@ def test_steps_of_any_width_say_the_same(engine: Engine) -> None:
     for row in range(8):
         chain_step(engine, TOKENS[20 + row : 21 + row])
         np.testing.assert_allclose(engine.logits(0), together[row], atol=2e-4)
-        engine.keep(np.array([0]))
+        engine.keep([0])
 
 
 def test_a_kept_branch_equals_the_same_tokens_in_a_row(engine: Engine) -> None:
@@ -59,7 +59,7 @@ def test_a_kept_branch_equals_the_same_tokens_in_a_row(engine: Engine) -> None:
     tokens = np.array([TOKENS[20], 7, 9, TOKENS[21], TOKENS[22]])
     positions = 20 + np.array([0, 1, 2, 1, 2])
     engine.step(tokens, positions, visible, np.arange(5))
-    engine.keep(np.array([0, 3, 4]))
+    engine.keep([0, 3, 4])
     assert engine.length == 23
     after_tree = chain_step(engine, TOKENS[23:25]).top_logits.copy()
     engine.reset()
@@ -72,7 +72,7 @@ def test_rejected_rows_leave_no_trace(engine: Engine) -> None:
     engine.prefill(TOKENS[:20])
     expected = chain_step(engine, TOKENS[20:24]).top_logits.copy()
     chain_step(engine, np.full(16, 3))
-    engine.keep(np.array([], np.int64))
+    engine.keep([])
     np.testing.assert_array_equal(chain_step(engine, TOKENS[20:24]).top_logits, expected)
 
 

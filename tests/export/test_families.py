@@ -51,7 +51,7 @@ def test_kept_branch_continues_as_its_own_sequence(family: str, form: str, expor
     engine = tiny.engine(form)
     step = random_step(VOCAB_SIZE, PREFIX, TREE)
     engine_logits(engine, step)
-    branch = np.array([0, 4, 5, 6])
+    branch = [0, 4, 5, 6]
     engine.keep(branch)
     tokens = np.concatenate([step.prefix, step.tokens[branch], [9, 10]])
     engine.step(tokens[-2:], np.arange(len(tokens) - 2, len(tokens)), np.tri(2) > 0, np.arange(2))
