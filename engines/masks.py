@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lade_edge.engines.protocol import BoolArray, Int64Array
+from lade_edge.engines.protocol import BoolArray, Ids
 
 MASKED = -30000.0  # far below any score, yet finite in fp16, where -inf rows would turn to NaN
 GRANULE = 256  # slots; masks of lowered graphs grow by so many at a time
@@ -33,9 +33,7 @@ class MaskWriter:
         self._kept_bytes = 0
         self._blocks: dict[int, tuple[BoolArray, npt.NDArray[Any]]] = {}
 
-    def write(
-        self, out: npt.NDArray[Any], length: int, visible: BoolArray, positions: Int64Array
-    ) -> None:
+    def write(self, out: npt.NDArray[Any], length: int, visible: BoolArray, positions: Ids) -> None:
         """Overwrite ``out`` with the mask of one step.
 
         Args:
@@ -43,13 +41,14 @@ class MaskWriter:
             length: Committed slots P; slot j below it holds position j.
             visible: ``(T, T)`` bool among the step's own tokens; what is made of a read-only one
                 is kept.
-            positions: ``(T,)`` int64 positions of the tokens.
+            positions: Positions of the T tokens.
         """
         width, columns = len(visible), out.shape[1]
         out.fill(0.0)
         if columns > length + width:
             out[:, length + width :] = MASKED
         if self._window is not None:
+            positions = np.asarray(positions, np.int64)
             visible = visible & (positions[:, None] - positions[None, :] < self._window)
             oldest = np.maximum(positions - (self._window - 1), 0)
             for row in np.flatnonzero(oldest):
@@ -109,7 +108,7 @@ class StepMask:
         self._grid = self._buffer[:0].reshape(rows, 0)
         self._written = self._grid
 
-    def write(self, length: int, visible: BoolArray, positions: Int64Array) -> None:
+    def write(self, length: int, visible: BoolArray, positions: Ids) -> None:
         """Write the mask of one step; arguments as for `MaskWriter.write`."""
         width = len(visible)
         end = length + width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -20,27 +21,30 @@ class StepBinding:
 
     Attributes:
         binding: ``onnxruntime.IOBinding`` of every input and output.
-        tokens: ``(T,)`` int64, to be written.
-        positions: ``(T,)`` int64, to be written.
+        packer: Writes T numbers into ``tokens`` or ``positions``. A step's weights drive everything
+            out of the caches, and numpy's way of taking a list is long code to fetch again.
+        tokens: Memory of ``(T,)`` int64, to be written.
+        positions: Memory of ``(T,)`` int64, to be written.
         rows: ``(R,)`` int64, to be written.
         result: Views of the outputs.
         logits: ``(R, V)`` float32 view of the output.
         columns: Length of each mask as it is bound.
     """
 
-    __slots__ = ("binding", "columns", "logits", "positions", "result", "rows", "tokens")
+    __slots__ = ("binding", "columns", "logits", "packer", "positions", "result", "rows", "tokens")
 
     def __init__(
         self,
         binding: Any,
         *,
-        tokens: Int64Array,
-        positions: Int64Array,
+        tokens: memoryview,
+        positions: memoryview,
         rows: Int64Array,
         result: StepResult,
         logits: Float32Array,
     ) -> None:
         self.binding = binding
+        self.packer = Struct(f"{len(tokens)}q")
         self.tokens = tokens
         self.positions = positions
         self.rows = rows
@@ -122,8 +126,8 @@ class StepBuffers:
             self._bindings.clear()
         bound = self._bindings[width, num_rows] = StepBinding(
             binding,
-            tokens=self._input_ids[0, :width],
-            positions=self._position_ids[0, :width],
+            tokens=self._input_ids[0, :width].data,
+            positions=self._position_ids[0, :width].data,
             rows=self._rows[:num_rows],
             result=StepResult(self._top_ids[0, :num_rows], self._top_logits[0, :num_rows]),
             logits=self._logits[0, :num_rows],

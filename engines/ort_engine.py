@@ -22,6 +22,7 @@ from lade_edge.engines.protocol import (
     BoolArray,
     EngineSpec,
     Float32Array,
+    Ids,
     Int64Array,
     StepResult,
 )
@@ -150,9 +151,7 @@ class OnnxRuntimeEngine:
         self._run_s = seconds
         return result
 
-    def step(
-        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
-    ) -> StepResult:
+    def step(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
         """Run tokens without committing them; see `protocol.Engine.step`."""
         if not 1 <= len(tokens) <= self._spec.max_width:
             raise CapacityError(
@@ -179,13 +178,11 @@ class OnnxRuntimeEngine:
             raise ValueError(f"can't trim {self._length} committed slots to {length}")
         self._length = length
 
-    def _run(
-        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
-    ) -> StepResult:
+    def _run(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
         length, width = self._length, len(tokens)
         bound = self._buffers.binding(width, len(rows))
-        bound.tokens[:] = tokens
-        bound.positions[:] = positions
+        bound.packer.pack_into(bound.tokens, 0, *tokens)
+        bound.packer.pack_into(bound.positions, 0, *positions)
         bound.rows[:] = rows
         self._write_index[0] = length
         self._last_slot[0] = length + width - 1

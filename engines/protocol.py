@@ -19,6 +19,7 @@ import numpy.typing as npt
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+Ids = Sequence[int] | Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,8 @@ class Engine(Protocol):
 
     def step(
         self,
-        tokens: Int64Array,
-        positions: Int64Array,
+        tokens: Ids,
+        positions: Ids,
         visible: BoolArray,
         rows: Int64Array,
     ) -> StepResult:
@@ -106,8 +107,8 @@ class Engine(Protocol):
         ``visible`` names. Sliding-window layers narrow both by position.
 
         Args:
-            tokens: ``(T,)`` int64 in slot order, 1 <= T <= ``spec.max_width``.
-            positions: ``(T,)`` int64, each below ``spec.max_position``.
+            tokens: T token ids in slot order, 1 <= T <= ``spec.max_width``; a list is quickest.
+            positions: T positions, each below ``spec.max_position``.
             visible: ``(T, T)`` bool, lower triangular, diagonal set; row = query, column = key. A
                 read-only array promises never to change, so that what is made of it can be kept.
             rows: ``(R,)`` int64 indices below T whose results are wanted, R >= 1.

@@ -73,8 +73,7 @@ def decode(
             result = engine.step(*step)
             engine_s = engine.run_s
 
-            top_ids = result.top_ids.tolist()
-            best = [row[0] for row in top_ids]
+            best: list[int] = result.top_ids[:, 0].tolist()
             chunk, path = walk(
                 tree.children,
                 best.__getitem__,
@@ -85,7 +84,7 @@ def decode(
             ids += tokens
             del path[len(tokens) :]
             newest = layout.newest_row(best, len(tree))
-            drafter.learn(StepOutcome(ids, len(tokens), path, top_ids, result.top_logits, newest))
+            drafter.learn(StepOutcome(ids, len(tokens), path, result, newest))
             # The last emitted token has no row yet: the root and all but one matched row stay.
             engine.keep([0, *path[: len(tokens) - 1]])
             meter.step(

@@ -14,7 +14,7 @@ from lade_edge.runtime.tree import DraftTree
 from lade_edge.runtime.window import JacobiWindow
 
 if TYPE_CHECKING:
-    from lade_edge.engines.protocol import Float32Array
+    from lade_edge.engines.protocol import StepResult
     from lade_edge.runtime.config import Shape
 
 
@@ -25,16 +25,14 @@ class StepOutcome(NamedTuple):
         ids: Prompt and output so far.
         num_new: How many of them this step emitted.
         path: Slots of the matched draft nodes whose tokens were emitted.
-        top_ids: Per wanted row the model's best tokens, best first; the tree's rows come first.
-        top_logits: ``(R, K)`` float32, their logits.
+        result: What the engine gave for the wanted rows; the tree's rows come first.
         newest: W token ids, the model's choices after the last window row.
     """
 
     ids: Sequence[int]
     num_new: int
     path: Sequence[int]
-    top_ids: list[list[int]]
-    top_logits: Float32Array
+    result: StepResult
     newest: list[int]
 
 

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
     from lade_edge.runtime.tree import DraftTree
 
 
+_MAX_PLANS = 4096
+
+
 class StepInput(NamedTuple):
-    """Arguments of `Engine.step`; the layout's own buffers, valid until its next step.
+    """Arguments of `Engine.step`.
 
     Attributes:
-        tokens: ``(T,)`` int64 in slot order.
-        positions: ``(T,)`` int64.
+        tokens: T token ids in slot order.
+        positions: Position of each.
         visible: ``(T, T)`` bool, read-only; row = query, column = key.
         rows: ``(R,)`` int64: every tree node, then the last window row.
     """
 
-    tokens: Int64Array
-    positions: Int64Array
+    tokens: list[int]
+    positions: list[int]
     visible: BoolArray
     rows: Int64Array
 
@@ -68,18 +71,25 @@ class _Plan(NamedTuple):
 
     Attributes:
         num_pads: Pads between tree and window.
-        offsets: ``(T,)`` int64 positions relative to the root.
+        offsets: Positions of the T tokens relative to the root.
         visible: ``(T, T)`` bool, read-only.
         rows: ``(R,)`` int64.
     """
 
     num_pads: int
-    offsets: Int64Array
+    offsets: list[int]
     visible: BoolArray
     rows: Int64Array
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16)
+def _kept_plans(
+    shape: Shape, min_width: int, widths: tuple[int, ...] | None
+) -> dict[tuple[int, ...], _Plan]:
+    """Plans by the parents of the tree; one dictionary for all requests with these settings."""
+    return {}
+
+
 def _plan(parents: tuple[int, ...], num_pads: int, shape: Shape) -> _Plan:
     """Lay out a tree of these parents, pads, and the window of a draft shape."""
     num_nodes, slots = len(parents), shape.window_slots
@@ -97,11 +107,16 @@ def _plan(parents: tuple[int, ...], num_pads: int, shape: Shape) -> _Plan:
     # With N = 2 the last window row is row 0, and its first result is the root's.
     num_results = shape.window - (shape.ngram == 2 and shape.window > 0)
     rows = [*range(num_nodes), *range(start + slots - num_results, start + slots)]
-    return _Plan(num_pads, np.array(offsets, np.int64), visible, np.array(rows, dtype=np.int64))
+    return _Plan(
+        num_pads,
+        offsets,
+        visible,
+        np.array(rows, np.int64),
+    )
 
 
 class StepLayout:
-    """Writes steps into buffers that are allocated once.
+    """Lays out the steps of one request.
 
     Trees of the same shape come again and again; what follows from the shape is kept, from one
     request to the next too.
@@ -119,10 +134,8 @@ class StepLayout:
         "_last_position",
         "_min_width",
         "_plans",
-        "_positions",
         "_reach",
         "_shape",
-        "_tokens",
         "_widths",
     )
 
@@ -139,8 +152,7 @@ class StepLayout:
         self._widths = widths
         self._last_position = spec.max_position - 1
         self._reach = max(shape.window + shape.ngram - 3, 0)
-        self._tokens, self._positions = np.zeros((2, spec.max_width), dtype=np.int64)
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans = _kept_plans(shape, self._min_width, None if widths is None else tuple(widths))
 
     def arrange(
         self, tree: DraftTree, length: int, window: Sequence[Sequence[int]] | None
@@ -162,20 +174,20 @@ class StepLayout:
             row = row + row[:1] * plan.num_pads
         if window is not None:
             row = row + [token for line in window for token in line][1:]
-        width = len(row)
-        tokens, positions = self._tokens[:width], self._positions[:width]
-        tokens[:] = row
-        np.add(plan.offsets, length, out=positions)
-        if length + self._reach > self._last_position:
+        reach = self._last_position - length
+        offsets = plan.offsets
+        if self._reach > reach:
             # Only window tokens can stand beyond the model's positions; they decide nothing.
-            np.minimum(positions, self._last_position, out=positions)
-        return StepInput(tokens, positions, plan.visible, plan.rows)
+            offsets = [min(offset, reach) for offset in offsets]
+        return StepInput(row, [length + offset for offset in offsets], plan.visible, plan.rows)
 
     def _find_plan(self, parents: tuple[int, ...]) -> _Plan:
         needed = len(parents) + self._shape.window_slots
         width = max(needed, self._min_width)
         if self._widths is not None:
             width = self._widths[width]
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
         plan = self._plans[parents] = _plan(parents, width - needed, self._shape)
         return plan
 

@@ -106,13 +106,15 @@ class TreeDrafter:
         assert self._grown is not None
         self._ids = outcome.ids
         self._judge(self._grown, outcome)
-        logits = outcome.top_logits[: len(self._order)]
+        count = len(self._order)
+        logits = outcome.result.top_logits[:count]
         shares = np.exp(logits - logits[:, :1])
         shares /= shares.sum(axis=1, keepdims=True)
+        top_ids = outcome.result.top_ids[:count].tolist()
         contexts = self._grown.contexts
         rows = [
             Row(contexts[node], ids, row)
-            for node, ids, row in zip(self._order, outcome.top_ids, shares.tolist(), strict=False)
+            for node, ids, row in zip(self._order, top_ids, shares.tolist(), strict=True)
         ]
         for source in self._sources:
             source.observe(rows)

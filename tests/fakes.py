@@ -17,6 +17,7 @@ from lade_edge.engines.protocol import (
     BoolArray,
     EngineSpec,
     Float32Array,
+    Ids,
     Int64Array,
     StepResult,
 )
@@ -129,11 +130,10 @@ class ScriptedEngine:
         self._width = 0
         return self._results([self._committed()])
 
-    def step(
-        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
-    ) -> StepResult:
+    def step(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
         width = len(tokens)
         assert 1 <= width <= self._spec.max_width
+        tokens, positions = np.asarray(tokens), np.asarray(positions)
         assert tokens.dtype == positions.dtype == rows.dtype == np.int64
         assert tokens.shape == positions.shape == (width,)
         assert visible.shape == (width, width)

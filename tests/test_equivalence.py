@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import EOS, LETTERS, Script, ScriptedEngine, scripted_model
-from lade_edge.engines.protocol import BoolArray, Int64Array, StepResult
+from lade_edge.engines.protocol import BoolArray, Ids, Int64Array, StepResult
 from lade_edge.runtime.generation import Generation
 from lade_edge.runtime.model import Model
 from lade_edge.runtime.stop import StopMatcher
@@ -196,10 +196,8 @@ class FaultyEngine(ScriptedEngine):
 
     fault = ""
 
-    def step(
-        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
-    ) -> StepResult:
-        visible, positions, tokens = visible.copy(), positions.copy(), tokens.copy()
+    def step(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
+        visible, positions, tokens = visible.copy(), np.array(positions), np.array(tokens)
         if self.fault == "a draft misses its parent":
             for row in range(2, len(tokens)):
                 visible[row, row - 1] = False

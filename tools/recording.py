@@ -10,6 +10,7 @@ from lade_edge.engines.protocol import (
     Engine,
     EngineSpec,
     Float32Array,
+    Ids,
     Int64Array,
     StepResult,
 )
@@ -44,9 +45,7 @@ class RecordingEngine:
     def prefill(self, tokens: Int64Array) -> StepResult:
         return self._engine.prefill(tokens)
 
-    def step(
-        self, tokens: Int64Array, positions: Int64Array, visible: BoolArray, rows: Int64Array
-    ) -> StepResult:
+    def step(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
         return self._engine.step(tokens, positions, visible, rows)
 
     def logits(self, index: int) -> Float32Array:

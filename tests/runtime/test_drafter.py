@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lade_edge.engines.protocol import StepResult
 from lade_edge.runtime.config import PLAIN, Shape
 from lade_edge.runtime.drafter import LookaheadDrafter, StepOutcome
 
@@ -11,7 +12,8 @@ def drafter_of(shape: Shape) -> LookaheadDrafter:
 
 
 def outcome(ids: list[int], num_new: int, newest: list[int]) -> StepOutcome:
-    return StepOutcome(ids, num_new, [], [], np.zeros((0, 4), np.float32), newest)
+    nothing = StepResult(np.zeros((0, 4), np.int64), np.zeros((0, 4), np.float32))
+    return StepOutcome(ids, num_new, [], nothing, newest)
 
 
 def test_plain_decoding_has_a_root_and_nothing_else() -> None:

@@ -60,14 +60,14 @@ def test_golden_mask_in_paper_order() -> None:
 def test_golden_step_in_our_order() -> None:
     tokens, positions, visible, rows = example()
     assert np.array_equal(visible, golden(OUR_ORDER))
-    assert tokens.tolist() == [
+    assert tokens == [
         *(100, 1, 2, 3, 4, 5, 6),
         *(101, 102, 103, 104),
         *(111, 112, 113, 114, 115),
         *(121, 122, 123, 124, 125),
     ]
     offsets = [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
-    assert (positions - 40).tolist() == offsets
+    assert [position - 40 for position in positions] == offsets
     assert rows.tolist() == [*range(7), *range(16, 21)]
 
 
@@ -81,36 +81,36 @@ def test_a_shared_prefix_takes_one_slot() -> None:
     window = [[1] * 5] * 3
     step = layout_of(SHAPE).arrange(tree_of([1, 2, 3], [1, 5, 6]), 9, window)
     assert len(step.tokens) == 20
-    assert step.tokens[:6].tolist() == [100, 1, 2, 3, 5, 6]
+    assert step.tokens[:6] == [100, 1, 2, 3, 5, 6]
     assert step.visible[4, :6].tolist() == [True, True, False, False, True, False]
 
 
-def test_buffers_are_reused_and_leave_nothing_behind() -> None:
+def test_plans_are_kept_and_leave_nothing_behind() -> None:
     layout = layout_of(SHAPE)
     window = [[1] * 5] * 3
     fresh = layout_of(SHAPE).arrange(tree_of([1, 2], [3]), 4, window)
-    first = layout.arrange(tree_of([1, 2, 3]), 4, window)
+    layout.arrange(tree_of([1, 2, 3]), 4, window)
     again = layout.arrange(tree_of([1, 2], [3]), 4, window)
-    assert np.shares_memory(again.tokens, first.tokens)
-    assert again.visible is layout.arrange(tree_of([7, 8], [9]), 5, window).visible
+    assert again.visible is fresh.visible is layout.arrange(tree_of([7, 8], [9]), 5, window).visible
     assert not again.visible.flags.writeable
     again = layout.arrange(tree_of([1, 2], [3]), 4, window)
-    for ours, theirs in zip(again, fresh, strict=True):
-        assert np.array_equal(ours, theirs)
+    assert again[:2] == fresh[:2]
+    assert np.array_equal(again.visible, fresh.visible)
+    assert np.array_equal(again.rows, fresh.rows)
 
 
 def test_pads_see_only_themselves_and_are_seen_by_nobody() -> None:
     layout = layout_of(PLAIN, plain_width=4)
     step = layout.arrange(tree_of([1]), 7, None)
-    assert step.tokens[:2].tolist() == [100, 1]
-    assert step.positions.tolist() == [7, 8, 7, 7]
+    assert step.tokens[:2] == [100, 1]
+    assert step.positions == [7, 8, 7, 7]
     expected = np.eye(4, dtype=np.bool_)
     expected[1, 0] = True
     assert np.array_equal(step.visible, expected)
     assert step.rows.tolist() == [0, 1]
     step = layout.arrange(tree_of(), 8, None)
     assert np.array_equal(step.visible, np.eye(4))
-    assert step.positions.tolist() == [8, 8, 8, 8]
+    assert step.positions == [8, 8, 8, 8]
     assert step.rows.tolist() == [0]
 
 
@@ -122,8 +122,8 @@ def test_pads_never_make_a_step_too_wide() -> None:
 def test_pads_come_between_tree_and_window() -> None:
     shape = Shape(window=2, ngram=2, guesses=1)
     step = layout_of(shape, plain_width=4).arrange(tree_of([1]), 3, [[100, 5]])
-    assert step.tokens.tolist() == [100, 1, 100, 5]
-    assert step.positions.tolist() == [3, 4, 3, 4]
+    assert step.tokens == [100, 1, 100, 5]
+    assert step.positions == [3, 4, 3, 4]
     assert step.visible[3].tolist() == [True, False, False, True]
     assert step.rows.tolist() == [0, 1, 3]
 
@@ -152,5 +152,5 @@ def test_results_of_the_last_window_row(
 def test_window_positions_are_clamped_to_the_models() -> None:
     layout = layout_of(SHAPE, capacity=44, max_position=44)
     step = layout.arrange(tree_of([1, 2]), 41, [[1] * 5] * 3)
-    assert step.positions[:3].tolist() == [41, 42, 43]
-    assert step.positions.max() == 43
+    assert step.positions[:3] == [41, 42, 43]
+    assert max(step.positions) == 43

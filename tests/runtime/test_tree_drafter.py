@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lade_edge.engines.protocol import StepResult
 from lade_edge.runtime.drafter import StepOutcome
 from lade_edge.runtime.estimates import Estimates
 from lade_edge.runtime.sources import ProposalClass, Row
@@ -38,7 +39,7 @@ class TableSource:
 
 def outcome(ids: list[int], num_new: int, path: list[int], rows: list[list[int]]) -> StepOutcome:
     logits = np.tile(np.array([2.0, 1.0], np.float32), (len(rows), 1))
-    return StepOutcome(ids, num_new, path, rows, logits, [])
+    return StepOutcome(ids, num_new, path, StepResult(np.array(rows, np.int64), logits), [])
 
 
 def test_likelier_nodes_come_first_and_shared_proposals_once() -> None:
