@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from lade_edge.engines.protocol import Engine
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32)
-_USED = 256  # committed slots while measuring, fewer where the capacity is lower
-_ROUNDS = 7
-_FORMAT = 1
+_NEAR, _FAR = 256, 2048  # committed slots while measuring, fewer where the capacity is lower
+_ROUNDS, _FAR_ROUNDS = 7, 3
+_FORMAT = 2
+_LEAST_STEPS = 8  # of one width in a generation, before its time says anything
+_CORRECTION = 0.1
 
 Progress = Callable[[float], None]
 
@@ -34,13 +37,70 @@ class DeviceProfile:
     """One measurement.
 
     Attributes:
-        step_ms: Median milliseconds of a step by its width in tokens, all rows wanted.
+        step_ms: Median milliseconds of a step by its width in tokens, all rows wanted, by
+            committed slots: at one or two lengths, ascending.
         invariant_from: Least width from which the rows of a chain are the same, bit for bit, in
             steps of every measured width; None if there is no such width below the widest.
     """
 
-    step_ms: dict[int, float]
+    step_ms: dict[int, dict[int, float]]
     invariant_from: int | None
+
+    @property
+    def widths(self) -> list[int]:
+        """The measured widths, ascending."""
+        return sorted(next(iter(self.step_ms.values())))
+
+    def at(self, length: int) -> dict[int, float]:
+        """Milliseconds of a step by width behind ``length`` committed slots.
+
+        Between the measured lengths and beyond them time grows as it did between them, as
+        attention does; below the first it is that of the first.
+        """
+        near, far = min(self.step_ms), max(self.step_ms)
+        first, last = self.step_ms[near], self.step_ms[far]
+        share = max(length - near, 0) / (far - near) if far > near else 0.0
+        return {
+            width: first[width] + share * max(last[width] - first[width], 0.0) for width in first
+        }
+
+    def drift(self, seconds: Mapping[int, Sequence[float]], length: int) -> float:
+        """How much slower than here measured the machine was in some steps; 1 without any.
+
+        Args:
+            seconds: Times of the steps by width.
+            length: Committed slots, on average.
+        """
+        expected = self.at(length)
+        known = {width: spent for width, spent in seconds.items() if width in expected and spent}
+        if not known:
+            return 1.0
+        total = sum(median(spent) * len(spent) for spent in known.values())
+        return 1e3 * total / sum(expected[width] * len(spent) for width, spent in known.items())
+
+    def corrected(self, seconds: Mapping[int, Sequence[float]], length: int) -> DeviceProfile:
+        """This profile with the steps of a finished generation averaged in, slowly.
+
+        Only the proportions between widths count: a machine that got slower as a whole changes
+        nothing.
+
+        Args:
+            seconds: Times of the steps by width.
+            length: Committed slots, on average.
+        """
+        expected, drift = self.at(length), self.drift(seconds, length)
+        factors = {
+            width: 1 + _CORRECTION * (1e3 * median(spent) / (drift * expected[width]) - 1)
+            for width, spent in seconds.items()
+            if width in expected and len(spent) >= _LEAST_STEPS
+        }
+        if len(factors) < 2:
+            return self
+        step_ms = {
+            used: {width: ms * factors.get(width, 1.0) for width, ms in times.items()}
+            for used, times in self.step_ms.items()
+        }
+        return DeviceProfile(step_ms=step_ms, invariant_from=self.invariant_from)
 
 
 def load_profile(
@@ -65,11 +125,22 @@ def load_profile(
         return measure(engine, widths, progress)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        times = {int(width): float(ms) for width, ms in content["step_ms"].items()}
-        if sorted(times) == widths and all(ms > 0 for ms in times.values()):
-            invariant_from = content["invariant_from"]
-            if invariant_from is None or invariant_from in widths:
-                return DeviceProfile(step_ms=times, invariant_from=invariant_from)
+        profile = DeviceProfile(
+            step_ms={
+                int(used): {int(width): float(ms) for width, ms in times.items()}
+                for used, times in content["step_ms"].items()
+            },
+            invariant_from=content["invariant_from"],
+        )
+        if (
+            sorted(profile.step_ms) == _lengths(engine, widths)
+            and all(
+                sorted(times) == widths and all(0 < ms < float("inf") for ms in times.values())
+                for times in profile.step_ms.values()
+            )
+            and (profile.invariant_from is None or profile.invariant_from in widths)
+        ):
+            return profile
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass  # absent, or of no use: measured again
     profile = measure(engine, widths, progress)
@@ -87,31 +158,45 @@ def measure(
         widths: Widths to measure, ascending.
         progress: Told the finished share.
     """
-    spec = engine.spec
-    used = max(1, min(_USED, spec.capacity - 1, spec.max_position - widths[-1]))
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, spec.vocab_size, used + widths[-1])
-    engine.reset()
-    engine.prefill(text[:used])
-    times: dict[int, list[float]] = {width: [] for width in widths}
+    lengths = _lengths(engine, widths)
+    rounds = {used: _FAR_ROUNDS if used > _NEAR else _ROUNDS for used in lengths}
+    total, done = sum(rounds.values()) + len(rounds), 0
+    text = np.random.default_rng(0).integers(0, engine.spec.vocab_size, lengths[-1] + widths[-1])
+    times: dict[int, dict[int, list[float]]] = {
+        used: {width: [] for width in widths} for used in lengths
+    }
     rows: dict[int, list[bytes]] = {}
+    engine.reset()
     try:
-        for round_number in range(_ROUNDS + 1):  # the first one warms up
-            for width in widths:
-                tokens = text[used : used + width]
-                chain, wanted = np.tri(width, dtype=np.bool_), np.arange(width)
-                started = perf_counter()
-                engine.step(tokens, np.arange(used, used + width), chain, wanted)
-                times[width].append(1e3 * (perf_counter() - started))
-                if not round_number:
-                    rows[width] = [engine.logits(row).tobytes() for row in range(width)]
-            progress((round_number + 1) / (_ROUNDS + 1))
+        for used in lengths:
+            engine.prefill(text[engine.length : used])
+            for round_number in range(rounds[used] + 1):  # the first one warms up
+                for width in widths:
+                    tokens = text[used : used + width].tolist()
+                    chain, wanted = np.tri(width, dtype=np.bool_), np.arange(width)
+                    started = perf_counter()
+                    engine.step(tokens, range(used, used + width), chain, wanted)
+                    times[used][width].append(1e3 * (perf_counter() - started))
+                    if used == lengths[0] and not round_number:
+                        rows[width] = [engine.logits(row).tobytes() for row in range(width)]
+                done += 1
+                progress(done / total)
     finally:
         engine.reset()
     return DeviceProfile(
-        step_ms={width: float(np.median(spent[1:])) for width, spent in times.items()},
+        step_ms={
+            used: {width: median(spent[1:]) for width, spent in by_width.items()}
+            for used, by_width in times.items()
+        },
         invariant_from=_invariant_from(rows),
     )
+
+
+def _lengths(engine: Engine, widths: Sequence[int]) -> list[int]:
+    """Committed slots at which to measure: what the capacity allows of the two."""
+    spec = engine.spec
+    most = max(1, min(spec.capacity - 1, spec.max_position - widths[-1]))
+    return sorted({min(_NEAR, most), min(_FAR, most)})
 
 
 def _invariant_from(rows: dict[int, list[bytes]]) -> int | None:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from lade_edge.runtime.config import PLAIN, Shape
+
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import BoolArray, EngineSpec, Int64Array
-    from lade_edge.runtime.config import Shape
     from lade_edge.runtime.tree import DraftTree
 
 
@@ -131,6 +132,7 @@ class StepLayout:
     """
 
     __slots__ = (
+        "_bare_plans",
         "_last_position",
         "_min_width",
         "_plans",
@@ -152,7 +154,9 @@ class StepLayout:
         self._widths = widths
         self._last_position = spec.max_position - 1
         self._reach = max(shape.window + shape.ngram - 3, 0)
-        self._plans = _kept_plans(shape, self._min_width, None if widths is None else tuple(widths))
+        kept = None if widths is None else tuple(widths)
+        self._plans = _kept_plans(shape, self._min_width, kept)
+        self._bare_plans = _kept_plans(PLAIN, self._min_width, kept)
 
     def arrange(
         self, tree: DraftTree, length: int, window: Sequence[Sequence[int]] | None
@@ -168,7 +172,8 @@ class StepLayout:
             The step. Its width is that of its tokens, or of a plain step if that is wider.
         """
         parents = tuple(tree.parents)
-        plan = self._plans.get(parents) or self._find_plan(parents)
+        plans = self._bare_plans if window is None else self._plans
+        plan = plans.get(parents) or self._find_plan(parents, plans)
         row = tree.tokens
         if plan.num_pads:
             row = row + row[:1] * plan.num_pads
@@ -181,14 +186,15 @@ class StepLayout:
             offsets = [min(offset, reach) for offset in offsets]
         return StepInput(row, [length + offset for offset in offsets], plan.visible, plan.rows)
 
-    def _find_plan(self, parents: tuple[int, ...]) -> _Plan:
-        needed = len(parents) + self._shape.window_slots
+    def _find_plan(self, parents: tuple[int, ...], plans: dict[tuple[int, ...], _Plan]) -> _Plan:
+        shape = PLAIN if plans is self._bare_plans else self._shape
+        needed = len(parents) + shape.window_slots
         width = max(needed, self._min_width)
         if self._widths is not None:
             width = self._widths[width]
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        plan = self._plans[parents] = _plan(parents, width - needed, self._shape)
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        plan = plans[parents] = _plan(parents, width - needed, shape)
         return plan
 
     def newest_row(self, best: list[int], num_nodes: int) -> list[int]:

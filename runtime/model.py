@@ -132,10 +132,18 @@ class Model:
                 finish_reason=reason,
                 mode=settings.decoding,
                 shape=shape,
-                stats=meter.statistics(),
+                stats=meter.statistics(self._take_in(meter)),
             )
 
-        drafter, layout = prepare(settings, spec, self.profile, eos=eos, stop_tokens=ends)
+        room = min(settings.max_new_tokens, spec.capacity - len(ids))
+        drafter, layout = prepare(
+            settings,
+            spec,
+            self.profile,
+            length=len(ids) + room // 2,
+            eos=eos,
+            stop_tokens=ends,
+        )
         if self._running is not None:
             self._running.supersede()
         events = decode(
@@ -155,6 +163,20 @@ class Model:
         )
         self._running = Stream(events, finish)
         return self._running
+
+    def _take_in(self, meter: Meter) -> float | None:
+        """Correct the step times by those of a finished generation.
+
+        Returns:
+            Seconds a plain step would have taken; None if step times were never measured.
+        """
+        if self._profile is None:
+            return None
+        length = meter.mean_length
+        plain_ms = min(self._profile.at(length).values())
+        plain_s = 1e-3 * plain_ms * self._profile.drift(meter.step_s, length)
+        self._profile = self._profile.corrected(meter.step_s, length)
+        return plain_s
 
     def profile(self) -> DeviceProfile:
         """Step times of this engine on this device; measured once, then kept in the user's cache.

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lade_edge.engines.errors import ConfigError, EngineError
-from lade_edge.runtime.config import PLAIN
+from lade_edge.runtime.config import DEVICE_SHAPES, PLAIN, Shape
 from lade_edge.runtime.drafter import Drafter, LookaheadDrafter
 from lade_edge.runtime.layout import StepLayout
 from lade_edge.runtime.step_cost import StepCost, free
 from lade_edge.runtime.successors import SuccessorSource
 from lade_edge.runtime.suffix import SuffixSource
 from lade_edge.runtime.tree_drafter import TreeDrafter
+from lade_edge.runtime.window_source import WindowSource
 
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import EngineSpec
@@ -28,6 +29,7 @@ def prepare(
     spec: EngineSpec,
     profile: Callable[[], DeviceProfile],
     *,
+    length: int,
     eos: frozenset[int],
     stop_tokens: frozenset[int],
 ) -> tuple[Drafter, StepLayout]:
@@ -37,6 +39,7 @@ def prepare(
         settings: The request.
         spec: The engine's limits.
         profile: Gives the engine's step times; called only by modes that need them.
+        length: Tokens of prompt and output, about half way through.
         eos: The model's end tokens.
         stop_tokens: End tokens that end this output.
 
@@ -50,9 +53,10 @@ def prepare(
         drafter = LookaheadDrafter(shape, seed=settings.seed, eos=eos, stop_tokens=stop_tokens)
         return drafter, StepLayout(shape, spec, min_width=settings.min_width)
     min_width = max(settings.min_width, spec.plain_width)
-    if settings.decoding == "exact":
+    exact = settings.decoding == "exact"
+    if exact:
         min_width = max(min_width, _EXACT_MIN_WIDTH)
-        tested = sorted(profile().step_ms)
+        tested = profile().widths
         max_width = max(width for width in tested if width <= max(max_width, tested[0]))
         _check_invariance(profile(), spec, min_width)
     if min_width > max_width:
@@ -63,18 +67,28 @@ def prepare(
     if settings.cost == "flat":
         cost = free(max_width)
     else:
-        cost = StepCost(profile().step_ms, max_width=max_width, min_width=min_width)
+        cost = StepCost(profile().at(length), max_width=max_width, min_width=min_width)
+    shape = PLAIN if exact else _window_shape(spec, max_width)
+    window = WindowSource(shape, seed=settings.seed, eos=eos) if shape.window else None
     tree_drafter = TreeDrafter(
         (SuffixSource(), SuccessorSource()),
         cost,
         stop_tokens=stop_tokens,
-        chain_only=settings.decoding == "exact",
+        chain_only=exact,
+        window=window,
     )
     widths = cost.widths
-    if settings.decoding == "exact":  # nothing is promised of a width that wasn't tested
+    if exact:  # nothing is promised of a width that wasn't tested
         widths = [next(t for t in tested if t >= width) for width in widths]
-    layout = StepLayout(PLAIN, spec, min_width=min_width, widths=widths)
+    layout = StepLayout(shape, spec, min_width=min_width, widths=widths)
     return tree_drafter, layout
+
+
+def _window_shape(spec: EngineSpec, max_width: int) -> Shape:
+    """The device's window if it leaves half of the widest step to drafts, else none."""
+    device = DEVICE_SHAPES.get(spec.device, DEVICE_SHAPES["cpu"])
+    shape = Shape(window=device.window, ngram=device.ngram, guesses=0)
+    return shape if 2 * shape.window_slots <= max_width and shape.ngram > 2 else PLAIN
 
 
 def _max_width(settings: GenerationConfig, spec: EngineSpec) -> int:

@@ -41,6 +41,8 @@ def _rows(generation: Generation) -> list[tuple[str, str]]:
         ("tokens a second", f"{stats.tokens_per_second:.1f}"),
         ("ended by", generation.finish_reason),
     ]
+    if stats.estimated_gain is not None:
+        rows.insert(-1, ("over plain", f"{stats.estimated_gain:.2f} times as fast, estimated"))
     if stats.steps:
         engine_ms = stats.engine_s / stats.steps * 1e3
         host_ms = stats.host_s / stats.steps * 1e3

@@ -30,6 +30,8 @@ class Statistics:
         proposed: Draft tokens fed, by origin.
         accepted: Draft tokens emitted, by origin.
         widths: Steps by their width in tokens.
+        plain_step_s: Estimated time of a plain step at the speed the machine had; None if this
+            engine's steps were never measured.
     """
 
     prompt_tokens: int
@@ -43,6 +45,14 @@ class Statistics:
     proposed: dict[str, int]
     accepted: dict[str, int]
     widths: dict[int, int]
+    plain_step_s: float | None = None
+
+    @property
+    def estimated_gain(self) -> float | None:
+        """Estimated speed over that of plain decoding; None without steps or their measurement."""
+        if self.plain_step_s is None or not self.steps:
+            return None
+        return self.plain_step_s * self.tokens_per_second
 
     @property
     def tokens_per_step(self) -> float:
@@ -65,6 +75,7 @@ class Statistics:
         return asdict(self) | {
             "tokens_per_step": self.tokens_per_step,
             "tokens_per_second": self.tokens_per_second,
+            "estimated_gain": self.estimated_gain,
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
         }
 
@@ -74,6 +85,9 @@ class Meter:
 
     Args:
         prompt_tokens: Tokens of the prompt.
+
+    Attributes:
+        step_s: Engine time of each step, by width in tokens.
     """
 
     __slots__ = (
@@ -87,7 +101,7 @@ class Meter:
         "_steps",
         "_text_s",
         "_tokens",
-        "_widths",
+        "step_s",
     )
 
     def __init__(self, prompt_tokens: int) -> None:
@@ -96,7 +110,7 @@ class Meter:
         self._first_s = self._prefill_s = self._engine_s = self._host_s = self._text_s = 0.0
         self._proposed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
-        self._widths: Counter[int] = Counter()
+        self.step_s: dict[int, list[float]] = {}
 
     def prefilled(self, *, engine_s: float, total_s: float) -> None:
         """Count the prefill and its token."""
@@ -132,7 +146,7 @@ class Meter:
         """
         self._steps += 1
         self._tokens += tokens
-        self._widths[width] += 1
+        self.step_s.setdefault(width, []).append(engine_s)
         self._engine_s += engine_s
         self._text_s += text_s
         self._host_s += total_s - engine_s - text_s
@@ -141,8 +155,13 @@ class Meter:
         for node in path:
             self._accepted[tree.origins[node]] += 1
 
-    def statistics(self) -> Statistics:
-        """The figures so far."""
+    @property
+    def mean_length(self) -> int:
+        """Tokens of prompt and output half way through."""
+        return self._prompt_tokens + self._tokens // 2
+
+    def statistics(self, plain_step_s: float | None = None) -> Statistics:
+        """The figures so far, with the estimated time of a plain step."""
         return Statistics(
             prompt_tokens=self._prompt_tokens,
             tokens=self._tokens,
@@ -154,5 +173,6 @@ class Meter:
             text_s=self._text_s,
             proposed=dict(self._proposed),
             accepted=dict(self._accepted),
-            widths=dict(sorted(self._widths.items())),
+            widths={width: len(spent) for width, spent in sorted(self.step_s.items())},
+            plain_step_s=plain_step_s,
         )

@@ -49,19 +49,24 @@ class StepCost:
         self.worth = [0.0, *(self._slope(width) / self.plain for width in range(1, max_width)), 2.0]
         self.least = min(self.worth[1:])
 
-    def best_width(self, chances: Sequence[float]) -> int:
-        """Number of nodes to feed, root included.
+    def best_width(self, chances: Sequence[float], *, others: int = 0) -> tuple[int, float]:
+        """Number of nodes to feed, root included, and what they gain over a plain step.
 
         Args:
             chances: Path probabilities of the nodes in order of growth, the root's first.
+            others: Slots of the step that are taken by something else.
+
+        Returns:
+            The number, and the gain in plain steps, which other slots can make negative; minus
+            infinity if they leave no room.
         """
-        best, best_width, total = 0.0, 1, 0.0
-        for width in range(2, len(chances) + 1):
+        best, best_width, total = float("-inf"), 1, 0.0
+        for width in range(1, min(len(chances), len(self._times) - 1 - others) + 1):
             total += chances[width - 1]
-            gain = self.plain * total - (self._times[width] - self.plain)
+            gain = total - self._times[width + others] / self.plain
             if gain > best:
                 best, best_width = gain, width
-        return best_width
+        return best_width, best
 
     def _slope(self, width: int) -> float:
         """Least cost per node of any widening of a step."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lade_edge.runtime.drafter import StepOutcome
     from lade_edge.runtime.sources import DraftSource
     from lade_edge.runtime.step_cost import StepCost
+    from lade_edge.runtime.window_source import WindowSource
 
 
 class TreeDrafter:
@@ -26,6 +27,7 @@ class TreeDrafter:
         cost: Step times of the engine.
         stop_tokens: Tokens that end this output, so that nothing is drafted after them.
         chain_only: Draft one chain, the likeliest child of each node.
+        window: One more source, which takes slots of its own in the steps where it earns them.
     """
 
     __slots__ = (
@@ -38,9 +40,10 @@ class TreeDrafter:
         "_order",
         "_sources",
         "_tree",
+        "_window",
+        "_window_fed",
+        "_window_kinds",
     )
-
-    window_rows = None
 
     def __init__(
         self,
@@ -49,13 +52,19 @@ class TreeDrafter:
         *,
         stop_tokens: frozenset[int],
         chain_only: bool = False,
+        window: WindowSource | None = None,
     ) -> None:
+        if window is not None:
+            sources = (*sources, window)
         self._sources = tuple(sources)
+        self._window = window
+        self._window_fed = False
         self._cost = cost
         classes = [kind for source in sources for kind in source.classes]
         counts = [len(source.classes) for source in sources]
         firsts = [sum(counts[:index]) for index in range(len(counts))]
         self._names = [kind.source for kind in classes]
+        self._window_kinds = range(firsts[-1] if window is not None else len(classes), len(classes))
         self._estimates = Estimates([kind.prior for kind in classes])
         self._grower = Grower(
             [*zip(sources, firsts, strict=True)],
@@ -67,6 +76,11 @@ class TreeDrafter:
         self._grown: Grown | None = None
         self._order: list[int] = []
         self._ids: Sequence[int] = ()
+
+    @property
+    def window_rows(self) -> list[list[int]] | None:
+        """N-1 rows of W token ids if the step has the window in it."""
+        return self._window.rows if self._window is not None and self._window_fed else None
 
     def start(self, ids: Sequence[int]) -> None:
         """Begin a request.
@@ -91,7 +105,13 @@ class TreeDrafter:
             An arranged tree, valid until the next call.
         """
         grown = self._grower.grow(tuple(self._ids[-CONTEXT:]), max_depth, self._cost)
-        width = self._cost.best_width(grown.chances)
+        width, gain = self._cost.best_width(grown.chances)
+        if self._window is not None:
+            window = self._window
+            beside, rest = self._cost.best_width(grown.chances, others=window.num_slots)
+            self._window_fed = rest + window.earned > gain
+            if self._window_fed:
+                width = beside
         tree = self._tree
         tree.reset(root, max_nodes=width, max_depth=max(max_depth, 0))
         for node in range(1, width):
@@ -106,6 +126,10 @@ class TreeDrafter:
         assert self._grown is not None
         self._ids = outcome.ids
         self._judge(self._grown, outcome)
+        if self._window is not None and self._window_fed:
+            kinds = [self._grown.kinds[self._order[slot]] for slot in outcome.path]
+            earned = sum(all(kind in self._window_kinds for kind in found) for found in kinds)
+            self._window.advance(outcome.newest, outcome.ids, earned=earned)
         count = len(self._order)
         logits = outcome.result.top_logits[:count]
         shares = np.exp(logits - logits[:, :1])

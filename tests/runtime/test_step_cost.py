@@ -15,7 +15,7 @@ def test_times_between_measured_widths_are_interpolated() -> None:
 
 def test_beyond_the_widest_measured_width_time_goes_on_growing() -> None:
     cost = StepCost({1: 10.0, 2: 12.0}, max_width=4)
-    assert cost.best_width([1.0, 0.9, 0.15, 0.15]) == 2
+    assert cost.best_width([1.0, 0.9, 0.15, 0.15])[0] == 2
     assert cost.worth[2] == pytest.approx(0.2)
 
 
@@ -37,15 +37,15 @@ def test_the_widest_step_takes_no_more() -> None:
 
 def test_hopeless_drafts_give_a_plain_step() -> None:
     cost = StepCost({1: 10.0, 2: 12.0, 4: 16.0}, max_width=4)
-    assert cost.best_width([1.0, 0.1, 0.1]) == 1
-    assert cost.best_width([1.0, 0.9, 0.1]) == 2
-    assert cost.best_width([1.0, 0.9, 0.8, 0.7]) == 4
+    assert cost.best_width([1.0, 0.1, 0.1])[0] == 1
+    assert cost.best_width([1.0, 0.9, 0.1])[0] == 2
+    assert cost.best_width([1.0, 0.9, 0.8, 0.7])[0] == 4
 
 
 def test_a_step_in_the_cost_is_crossed_only_by_enough_drafts() -> None:
     cost = StepCost({1: 10.0, 2: 14.0, 8: 14.0}, max_width=8)
-    assert cost.best_width([1.0, 0.3]) == 1
-    assert cost.best_width([1.0, 0.3, 0.2]) == 3
+    assert cost.best_width([1.0, 0.3])[0] == 1
+    assert cost.best_width([1.0, 0.3, 0.2])[0] == 3
 
 
 @given(
@@ -62,7 +62,8 @@ def test_the_width_is_the_best_of_all_and_growth_never_stops_short_of_it(
     def value(width: int) -> float:
         return cost.plain * sum(chances[1:width]) - (measured[width] - cost.plain)
 
-    best = cost.best_width(chances)
+    best, gain = cost.best_width(chances)
+    assert gain * cost.plain == pytest.approx(value(best), abs=1e-9)
     assert all(value(best) >= value(width) - 1e-9 for width in range(1, len(chances) + 1))
     grown = next((k for k in range(1, len(chances)) if chances[k] <= cost.worth[k]), len(chances))
     assert value(min(best, grown)) >= value(best) - 1e-9
@@ -70,5 +71,5 @@ def test_the_width_is_the_best_of_all_and_growth_never_stops_short_of_it(
 
 def test_free_width_fills_every_slot() -> None:
     cost = free(4)
-    assert cost.best_width([1.0, 0.01, 0.01, 0.01]) == 4
+    assert cost.best_width([1.0, 0.01, 0.01, 0.01])[0] == 4
     assert cost.widths == [0, 1, 2, 3, 4]
