@@ -47,7 +47,7 @@ def prepare(
     max_width = _max_width(settings, spec)
     if settings.decoding in ("plain", "lookahead") or not settings.max_new_tokens:
         shape = settings.shape(spec)
-        drafter = LookaheadDrafter(shape, seed=settings.seed, eos=eos, stop_tokens=stop_tokens)
+        drafter = LookaheadDrafter(shape, seed=settings.seed or 0, eos=eos, stop_tokens=stop_tokens)
         return drafter, StepLayout(shape, spec, min_width=settings.min_width)
     min_width = max(settings.min_width, spec.plain_width)
     if settings.decoding == "exact":
