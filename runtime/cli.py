@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
 PROGRAM = "lade-run"
 _WIDEST = 1024  # tokens; a wider step is refused by the shape check, not tried in memory
+_FILTERS = ("top_k", "top_p", "min_p", "typical_p")
+_SAMPLING: tuple[tuple[str, type, str, str], ...] = (
+    ("temperature", float, "T", "draw tokens after dividing logits by T; 0 takes the likeliest"),
+    ("top_k", int, "K", "draw among the K best tokens, 0 for all"),
+    ("top_p", float, "P", "draw among the fewest best tokens with probability P, 1 for all"),
+    ("min_p", float, "P", "draw among tokens with P times the best one's probability, 0 for all"),
+    ("typical_p", float, "P", "draw among tokens of usual surprise with probability P, 1 for all"),
+    ("repetition_penalty", float, "X", "scale logits of tokens in prompt and output, 1 for none"),
+    ("presence_penalty", float, "X", "take X off logits of tokens in the output"),
+    ("frequency_penalty", float, "X", "take X off them for each time they came"),
+    ("no_repeat_ngram_size", int, "N", "never repeat N tokens in a row, 0 for no such rule"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,10 +124,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens to generate at most (default: %(default)s)",
     )
     decoding.add_argument(
-        "--seed",
+        "--min-new-tokens",
         type=int,
-        default=defaults.seed,
-        help="seed of the window's start (default: %(default)s)",
+        metavar="COUNT",
+        default=defaults.min_new_tokens,
+        help="tokens before an end token may come (default: %(default)s)",
     )
     decoding.add_argument(
         "--stop",
@@ -125,6 +138,32 @@ def build_parser() -> argparse.ArgumentParser:
         help="end before TEXT; may be given several times (default: none)",
     )
     decoding.add_argument("--ignore-eos", action="store_true", help="go on after an end token")
+
+    sampling = parser.add_argument_group(
+        "sampling", "Without a temperature the likeliest token is taken, after penalties and bias."
+    )
+    for name, kind, letter, meaning in _SAMPLING:
+        sampling.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            metavar=letter,
+            help=f"{meaning} (default: {getattr(defaults, name)})",
+        )
+    sampling.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        metavar="ID=VALUE",
+        default=[],
+        help="add VALUE to the logit of token ID, -inf bans it; may be given several times "
+        "(default: none)",
+    )
+    sampling.add_argument(
+        "--seed",
+        type=int,
+        metavar="SEED",
+        help="seed of all draws (default: 0, or a fresh one with a temperature; see --stats)",
+    )
 
     output = parser.add_argument_group("output")
     output.add_argument("--stats", action="store_true", help="print a table of figures to stderr")
@@ -142,6 +181,11 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         parser.error("got a prompt and --file; expected one of them")
     elif arguments.raw and arguments.system is not None:
         parser.error("--system needs the chat template; leave out --raw or --system")
+    if arguments.temperature is None:
+        for name in _FILTERS:
+            if getattr(arguments, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                parser.error(f"{flag} narrows what is drawn; add --temperature or leave it out")
     config = GenerationConfig(
         mode=arguments.mode,
         window=arguments.window,
@@ -151,6 +195,13 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         min_width=arguments.min_width,
         cost=arguments.cost,
         max_new_tokens=arguments.max_new_tokens,
+        min_new_tokens=arguments.min_new_tokens,
+        **{
+            name: getattr(arguments, name)
+            for name, *_ in _SAMPLING
+            if getattr(arguments, name) is not None
+        },
+        logit_bias=dict(arguments.logit_bias),
         seed=arguments.seed,
         stop=tuple(arguments.stop),
         ignore_eos=arguments.ignore_eos,
@@ -175,6 +226,16 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         from lade_edge.runtime.report import print_statistics
 
         print_statistics(generation)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no bias; expected a token id and a number, like 42=-1.5"
+        ) from None
 
 
 def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
@@ -238,6 +299,7 @@ def _as_json(generation: Generation) -> dict[str, object]:
         "finish_reason": generation.finish_reason,
         "mode": generation.mode,
         **shape,
+        "seed": generation.seed,
         "stats": generation.stats.as_dict(),
     }
 

@@ -6,7 +6,10 @@ either accepts or not; that is checked here, before anything runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lade_edge.engines.errors import ConfigError
@@ -20,8 +23,22 @@ FinishReason = Literal["eos", "stop", "length", "context"]
 
 _LARGEST = 1000  # of W, N and G: far beyond what any step can hold
 _WHOLE_NUMBERS = (
-    "window", "ngram", "guesses", "max_width", "min_width", "max_new_tokens", "seed",
+    "window", "ngram", "guesses", "max_width", "min_width", "max_new_tokens", "min_new_tokens",
+    "seed", "top_k", "no_repeat_ngram_size",
 )  # fmt: skip
+_OPTIONAL = ("window", "ngram", "guesses", "max_width", "seed")
+_COUNTS = ("max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size")
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+}
+_LARGEST_BIAS = 1000
+_SEEDS = 1 << 64
 MODES: tuple[Mode, ...] = get_args(Mode)
 COSTS: tuple[Cost, ...] = get_args(Cost)
 
@@ -107,7 +124,23 @@ class GenerationConfig:
         cost: What a slot costs in ``auto`` and ``exact``: as ``"measured"``, or nothing
             (``"flat"``), which fills every step as far as there are guesses.
         max_new_tokens: Tokens to generate at most; 0 runs nothing.
-        seed: Seed of every random draw of the request.
+        min_new_tokens: Tokens to generate before an end token may be chosen; stop texts still end
+            the output.
+        temperature: Divides the logits before a token is drawn; 0 takes the best one (greedy).
+        top_k: Draw among so many best tokens; 0 for all.
+        top_p: Draw among the fewest best tokens with this much probability; 1 for all.
+        min_p: Draw among tokens at least this many times as probable as the best; 0 for all.
+        typical_p: Draw among the tokens of most usual surprise with this much probability; 1 for
+            all. Like the three above, it changes nothing at temperature 0.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and
+            output; 1 for none.
+        presence_penalty: Taken off the logits of tokens in the output.
+        frequency_penalty: Taken off them for each time they came.
+        no_repeat_ngram_size: Never repeat so many tokens of prompt and output in a row; 0 for no
+            such rule.
+        logit_bias: Added to the logits, by token id; ``-inf`` bans a token.
+        seed: Seed of every random draw of the request. None is 0, or with a temperature a fresh
+            one, which the result tells.
         stop: Texts that end the output; they and what follows are cut off.
         eos_token_ids: End tokens on top of the model's own.
         ignore_eos: Go on after an end token.
@@ -125,7 +158,18 @@ class GenerationConfig:
     min_width: int = 1
     cost: Cost = "measured"
     max_new_tokens: int = 256
-    seed: int = 0
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    seed: int | None = None
     stop: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -134,8 +178,7 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         for name in _WHOLE_NUMBERS:
             value = getattr(self, name)
-            optional = name in ("window", "ngram", "guesses", "max_width")
-            if type(value) is not int and not (value is None and optional):
+            if type(value) is not int and not (value is None and name in _OPTIONAL):
                 raise ConfigError(f"{name} is {value!r}; expected a whole number")
         if self.mode is not None and self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}; expected one of {', '.join(MODES)}")
@@ -144,10 +187,19 @@ class GenerationConfig:
         for name, width in (("max_width", self.max_width), ("min_width", self.min_width)):
             if width is not None and width < 1:
                 raise ConfigError(f"{name} is {width}; expected 1 or more")
-        if self.max_new_tokens < 0:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; expected 0 or more")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; expected 0 or more")
+        for name in _COUNTS:
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}; "
+                "expected the smaller one first, lower it or raise the other"
+            )
+        if self.seed is not None and not 0 <= self.seed < _SEEDS:
+            raise ConfigError(f"seed is {self.seed}; expected 0 to {_SEEDS - 1}")
+        for name, (low, high) in _RANGES.items():
+            object.__setattr__(self, name, _number(name, getattr(self, name), low, high))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         # A bare string would otherwise be taken for a list of one-letter stop texts.
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if "" in stop:
@@ -165,6 +217,14 @@ class GenerationConfig:
     def decoding(self) -> Mode:
         """The mode in force."""
         return self.mode or ("lookahead" if self._given_numbers() else "auto")
+
+    def seeded(self) -> GenerationConfig:
+        """The same request with a seed: the given one, else a fresh one if tokens are drawn, or 0."""
+        if self.seed is not None:
+            return self
+        return replace(
+            self, seed=int.from_bytes(os.urandom(4), "little") if self.temperature else 0
+        )
 
     def _given_numbers(self) -> list[str]:
         return [n for n in ("window", "ngram", "guesses") if getattr(self, n) is not None]
@@ -195,3 +255,23 @@ class GenerationConfig:
                 f"{legal.window}, ngram {legal.ngram}, guesses {legal.guesses}"
             )
         return shape
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}; expected a number from {low} to {high}")
+    return float(value)
+
+
+def _bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise ConfigError(f"logit_bias is {bias!r}; expected numbers by token id")
+    for token in bias:
+        if type(token) is not int or token < 0:
+            raise ConfigError(f"logit_bias names token {token!r}; expected ids of 0 or more")
+    return {
+        token: value
+        if value == -inf
+        else _number(f"logit_bias of token {token}", value, -_LARGEST_BIAS, _LARGEST_BIAS)
+        for token, value in bias.items()
+    }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lade_edge.runtime.config import FinishReason
     from lade_edge.runtime.drafter import Drafter
     from lade_edge.runtime.layout import StepLayout
+    from lade_edge.runtime.sampling import Sampler
     from lade_edge.runtime.statistics import Meter
 
 
@@ -29,8 +30,9 @@ def decode(
     layout: StepLayout,
     committer: Committer,
     meter: Meter,
+    sampler: Sampler | None = None,
 ) -> Generator[Event, None, FinishReason]:
-    """Generate greedily, several tokens a step where the drafts are right.
+    """Generate, several tokens a step where the drafts are right.
 
     Invariant between steps: the cache holds all of ``ids`` but the last, the root of the next tree.
 
@@ -41,6 +43,7 @@ def decode(
         layout: Layout of the drafter's shape.
         committer: Fresh committer; decides where the output ends.
         meter: Fresh meter.
+        sampler: Fresh sampler over this engine's logits; None takes the largest logit.
 
     Yields:
         One event per step, the prefill included.
@@ -57,7 +60,8 @@ def decode(
         started = perf_counter()
         result = engine.prefill(np.asarray(prompt, dtype=np.int64))
         engine_s = engine.run_s
-        tokens, text, reason = committer.commit([int(result.top_ids[0, 0])])
+        first = sampler.choose(0) if sampler else int(result.top_ids[0, 0])
+        tokens, text, reason = committer.commit([first])
         ids = [*prompt, *tokens]
         meter.prefilled(engine_s=engine_s, total_s=perf_counter() - started)
         yield Event(text, tuple(tokens))
@@ -76,7 +80,7 @@ def decode(
             best: list[int] = result.top_ids[:, 0].tolist()
             chunk, path = walk(
                 tree.children,
-                best.__getitem__,
+                sampler.choose if sampler else best.__getitem__,
                 eos=committer.eos,
                 budget=committer.remaining,
             )

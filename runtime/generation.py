@@ -36,6 +36,7 @@ class Generation:
         finish_reason: ``"eos"``, ``"stop"``, ``"length"`` or ``"context"``.
         mode: Mode it ran in.
         shape: Draft shape of mode lookahead; that of plain decoding in the others.
+        seed: Seed it ran with; the same request with this seed gives the same output.
         stats: Steps, speed and acceptance.
     """
 
@@ -45,6 +46,7 @@ class Generation:
     finish_reason: FinishReason
     mode: Mode
     shape: Shape
+    seed: int
     stats: Statistics
 
 

@@ -16,6 +16,7 @@ from lade_edge.runtime.device_profile import DeviceProfile, Progress, load_profi
 from lade_edge.runtime.generation import Generation, Stream
 from lade_edge.runtime.modes import prepare
 from lade_edge.runtime.prompt import Prompt, PromptEncoder
+from lade_edge.runtime.sampling import sampler_for
 from lade_edge.runtime.statistics import Meter
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Model:
             CapacityError: If the prompt leaves no room for a token.
         """
         settings = dataclasses.replace(config, **options) if config else GenerationConfig(**options)
+        settings = settings.seeded()
         spec = self.engine.spec
         shape = settings.shape(spec)
         ids = self.prompts.encode(prompt, raw=raw, system=system, tools=tools)
@@ -117,6 +119,11 @@ class Model:
         if not 0 <= min(ids) <= max(ids) < spec.vocab_size:
             raise ConfigError(
                 f"the prompt has token ids from {min(ids)} to {max(ids)}; the model knows 0 to "
+                f"{spec.vocab_size - 1}"
+            )
+        if max(settings.logit_bias, default=0) >= spec.vocab_size:
+            raise ConfigError(
+                f"logit_bias names token {max(settings.logit_bias)}; the model knows 0 to "
                 f"{spec.vocab_size - 1}"
             )
         eos = self._eos.union(settings.eos_token_ids)
@@ -132,6 +139,7 @@ class Model:
                 finish_reason=reason,
                 mode=settings.decoding,
                 shape=shape,
+                seed=settings.seed or 0,
                 stats=meter.statistics(self._take_in(meter)),
             )
 
@@ -160,6 +168,9 @@ class Model:
                 stop=settings.stop,
             ),
             meter=meter,
+            sampler=sampler_for(
+                settings, ids, self.engine.logits, vocab_size=spec.vocab_size, end_tokens=ends
+            ),
         )
         self._running = Stream(events, finish)
         return self._running

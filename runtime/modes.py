@@ -50,7 +50,7 @@ def prepare(
     max_width = _max_width(settings, spec)
     if settings.decoding in ("plain", "lookahead") or not settings.max_new_tokens:
         shape = settings.shape(spec)
-        drafter = LookaheadDrafter(shape, seed=settings.seed, eos=eos, stop_tokens=stop_tokens)
+        drafter = LookaheadDrafter(shape, seed=settings.seed or 0, eos=eos, stop_tokens=stop_tokens)
         return drafter, StepLayout(shape, spec, min_width=settings.min_width)
     min_width = max(settings.min_width, spec.plain_width)
     exact = settings.decoding == "exact"
@@ -69,7 +69,7 @@ def prepare(
     else:
         cost = StepCost(profile().at(length), max_width=max_width, min_width=min_width)
     shape = PLAIN if exact else _window_shape(spec, max_width)
-    window = WindowSource(shape, seed=settings.seed, eos=eos) if shape.window else None
+    window = WindowSource(shape, seed=settings.seed or 0, eos=eos) if shape.window else None
     tree_drafter = TreeDrafter(
         (SuffixSource(), SuccessorSource()),
         cost,

@@ -34,6 +34,7 @@ def _rows(generation: Generation) -> list[tuple[str, str]]:
         mode += f", window {shape.window}, ngram {shape.ngram}, guesses {shape.guesses}"
     rows = [
         ("mode", mode),
+        ("seed", str(generation.seed)),
         ("prompt", f"{stats.prompt_tokens} tokens, {stats.prefill_tokens_per_second:.1f} a second"),
         ("first token", f"{stats.time_to_first_token_s * 1e3:.1f} ms"),
         ("output", f"{stats.tokens} tokens in {stats.steps} steps after the first token"),

@@ -136,3 +136,18 @@ def test_auto_drafts_pay(model: Model) -> None:
     plain = model.generate(CHAT[2], mode="plain", max_new_tokens=64)
     assert result.output_ids == plain.output_ids
     assert result.stats.tokens_per_step > 1.5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8},
+        {"temperature": 1.2, "top_p": 0.95, "frequency_penalty": 0.2},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+    ],
+)
+def test_a_seed_gives_the_same_ids_in_every_mode(model: Model, options: dict[str, Any]) -> None:
+    expected = model.generate(CHAT[0], mode="plain", seed=1, max_new_tokens=48, **options)
+    for mode in ("lookahead", "auto", "exact"):
+        found = model.generate(CHAT[0], mode=mode, seed=1, max_new_tokens=48, **options)
+        assert found.output_ids == expected.output_ids, mode

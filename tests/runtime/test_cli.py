@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, Script, ScriptedEngine, scripted_model
+from fakes import EOS, OpinionatedEngine, Script, ScriptedEngine, scripted_model
 from lade_edge.engines.errors import ManifestError
 from lade_edge.runtime import cli
 from lade_edge.runtime import model as model_module
+from lade_edge.runtime.config import GenerationConfig
+from lade_edge.runtime.generation import Stream
 from lade_edge.runtime.model import Model
 
 Run = Callable[..., tuple[int, str, str]]
@@ -99,6 +101,47 @@ def test_options_reach_the_generation(run: Run, loader: Loader) -> None:
     assert with_system["prompt_tokens"] == len("[system]x\n[user]ab\n[assistant]")
 
 
+def test_sampling_options_reach_the_generation(run: Run, loader: Loader) -> None:
+    loader.model = scripted_model(engine=OpinionatedEngine(Script(rare=(EOS,))))
+    options: dict[str, Any] = {
+        "temperature": 0.7, "top_k": 7, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.95,
+        "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 0.1,
+        "no_repeat_ngram_size": 6, "min_new_tokens": 12, "seed": 3,
+    }  # fmt: skip
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    flags += ["--logit-bias", "97=1.5", "--logit-bias", "98=-inf", "-n", "30"]
+    expected = GenerationConfig(
+        max_new_tokens=30, logit_bias={97: 1.5, 98: float("-inf")}, **options
+    )
+    asked = []
+    stream = loader.model.stream
+
+    def remember(*arguments: Any, **keywords: Any) -> Stream:
+        asked.append(keywords["config"])
+        return stream(*arguments, **keywords)
+
+    loader.model.stream = remember  # type: ignore[method-assign]
+    found = json.loads(run("ab", "--json", *flags)[1])
+    assert asked == [expected]
+    assert found["output_ids"] == list(
+        scripted_model(engine=OpinionatedEngine(Script(rare=(EOS,))))
+        .generate("ab", config=expected)
+        .output_ids
+    )
+    assert found["seed"] == 3
+
+
+def test_a_drawn_text_can_be_repeated(run: Run, loader: Loader) -> None:
+    loader.model = scripted_model(engine=OpinionatedEngine())
+    drawn = json.loads(run("ab", "--json", "-n", "20", "--temperature", "1")[1])
+    again = run("ab", "--json", "-n", "20", "--temperature", "1", "--seed", str(drawn["seed"]))
+    assert json.loads(again[1])["output_ids"] == drawn["output_ids"]
+    assert (
+        f"{drawn['seed']}"
+        in run("ab", "-n", "9", "--stats", "--temperature", "1", "--seed", str(drawn["seed"]))[2]
+    )
+
+
 def test_load_options(run: Run, loader: Loader) -> None:
     run("ab", "--threads", "2", "--capacity", "99", "--window", "30", "--ngram", "5", "-n", "0")
     assert loader.options.pop("progress") is not None
@@ -122,6 +165,11 @@ def test_figures_go_to_stderr(run: Run) -> None:
         (["ab", "--window", "-3"], "window is -3"),
         (["ab", "--seed", "-3"], "seed is -3"),
         (["ab", "--stop", ""], "stop text is empty"),
+        (["ab", "--temperature", "-1"], "temperature is -1.0; expected a number from 0 to 100"),
+        (["ab", "--temperature", "nan"], "temperature is nan"),
+        (["ab", "--temperature", "1", "--top-p", "2"], "top_p is 2.0; expected"),
+        (["ab", "--logit-bias", "999=1"], "token 999; the model knows 0 to 259"),
+        (["ab", "--min-new-tokens", "300"], "min_new_tokens is 300, max_new_tokens 256"),
         (["ab", "--window", "40", "--ngram", "5"], "at most 64; try window"),
         ([""], "the prompt is empty"),
         (["x" * 500], "--capacity"),
@@ -161,6 +209,9 @@ def test_a_model_without_a_template(run: Run, loader: Loader) -> None:
         (["ab", "--window", "x"], "invalid int value: 'x'"),
         (["ab", "--mode", "fast"], "plain"),
         (["ab", "--file", "x"], "a prompt and --file"),
+        (["ab", "--top-p", "0.9"], "--top-p narrows what is drawn; add --temperature"),
+        (["ab", "--logit-bias", "5"], "'5' is no bias; expected a token id and a number"),
+        (["ab", "--logit-bias", "x=1"], "like 42=-1.5"),
         (["ab", "--raw", "--system", "x"], "--system needs the chat template"),
         (["ab", "--chat"], "--chat doesn't go with a prompt"),
         (["--chat", "--json"], "--chat doesn't go with --json"),

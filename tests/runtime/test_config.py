@@ -80,6 +80,29 @@ def test_a_shape_too_wide_names_both_numbers_and_a_legal_triple() -> None:
         {"ngram": 1},
         {"guesses": -1},
         {"stop": ("a", "")},
+        {"seed": 1 << 64},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": "warm"},
+        {"temperature": True},
+        {"top_k": -1},
+        {"top_k": 2.0},
+        {"top_p": 1.1},
+        {"top_p": -0.1},
+        {"min_p": 2},
+        {"typical_p": -1},
+        {"repetition_penalty": 0},
+        {"presence_penalty": None},
+        {"frequency_penalty": 1e9},
+        {"no_repeat_ngram_size": -2},
+        {"min_new_tokens": -1},
+        {"min_new_tokens": 300},
+        {"logit_bias": [5]},
+        {"logit_bias": {"5": 1}},
+        {"logit_bias": {-5: 1}},
+        {"logit_bias": {5: float("nan")}},
+        {"logit_bias": {5: float("inf")}},
     ],
 )
 def test_values_that_cannot_be_used(options: dict[str, Any]) -> None:
@@ -97,3 +120,27 @@ def test_numbers_of_the_paper_choose_its_mode() -> None:
     assert dataclasses.replace(GenerationConfig(seed=3), window=2).decoding == "lookahead"
     with pytest.raises(ConfigError, match="guesses belongs to mode lookahead, the mode is exact"):
         GenerationConfig(mode="exact", guesses=2)
+
+
+def test_sampling_is_off_unless_asked_for() -> None:
+    config = GenerationConfig()
+    assert (config.temperature, config.seed, config.logit_bias) == (0, None, {})
+    assert config.seeded().seed == 0
+    assert GenerationConfig(seed=5, temperature=1).seeded().seed == 5
+    fresh = {GenerationConfig(temperature=1).seeded().seed for _ in range(4)}
+    assert len(fresh) == 4
+    assert None not in fresh
+
+
+def test_whole_numbers_will_do_for_others_and_bias_is_copied() -> None:
+    bias = {5: 1, 6: float("-inf")}
+    config = GenerationConfig(temperature=1, logit_bias=bias)
+    bias[5] = 9
+    assert type(config.temperature) is float
+    assert config.logit_bias == {5: 1.0, 6: float("-inf")}
+    assert hash(config) == hash(GenerationConfig(temperature=1.0))
+
+
+def test_a_minimum_above_the_maximum_names_both() -> None:
+    with pytest.raises(ConfigError, match=r"min_new_tokens is 9, max_new_tokens 5; .*lower it"):
+        GenerationConfig(min_new_tokens=9, max_new_tokens=5)

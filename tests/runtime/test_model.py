@@ -195,7 +195,7 @@ def test_prompts_of_the_wrong_type(prompt: Any) -> None:
         scripted_model().generate(prompt)
 
 
-@pytest.mark.parametrize("option", [{"max_new_tokens": 2.5}, {"seed": None}, {"window": "3"}])
+@pytest.mark.parametrize("option", [{"max_new_tokens": 2.5}, {"seed": "1"}, {"window": "3"}])
 def test_options_of_the_wrong_type(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected a whole number"):
         scripted_model().generate("ab", **option)
