@@ -116,6 +116,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="what a slot costs in auto and exact: as measured, or nothing (default: %(default)s)",
     )
     decoding.add_argument(
+        "--pool",
+        metavar="FILE",
+        help="draft in auto and exact from the texts of earlier runs too, which FILE keeps "
+        "(default: none)",
+    )
+    decoding.add_argument(
         "-n",
         "--max-new-tokens",
         type=int,
@@ -208,6 +214,18 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     )
     prompt = "" if arguments.chat else _prompt(arguments, parser)
     model = _load(arguments, config)
+    if arguments.pool is not None:
+        model.open_pool(arguments.pool)
+    try:
+        _generate(model, prompt, config, arguments)
+    finally:
+        if arguments.pool is not None:
+            model.save_pool(arguments.pool)
+
+
+def _generate(
+    model: Model, prompt: str, config: GenerationConfig, arguments: argparse.Namespace
+) -> None:
     if arguments.chat:
         from lade_edge.runtime.repl import converse
 

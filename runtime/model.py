@@ -14,7 +14,9 @@ from lade_edge.runtime.decode import decode
 from lade_edge.runtime.detokenize import Detokenizer, byte_token_ids, special_token_ids
 from lade_edge.runtime.device_profile import DeviceProfile, Progress, load_profile
 from lade_edge.runtime.generation import Generation, Stream
+from lade_edge.runtime.history import DraftHistory
 from lade_edge.runtime.modes import prepare
+from lade_edge.runtime.pool_file import read_pool, write_pool
 from lade_edge.runtime.prompt import Prompt, PromptEncoder
 from lade_edge.runtime.sampling import sampler_for
 from lade_edge.runtime.statistics import Meter
@@ -56,6 +58,7 @@ class Model:
         self._identity = identity
         self._progress = progress
         self._profile: DeviceProfile | None = None
+        self._history: DraftHistory | None = None
         self.engine = engine
         self.prompts = prompts
         self._eos = eos
@@ -131,7 +134,11 @@ class Model:
         hidden = eos | self._special if settings.skip_special_tokens else frozenset()
         meter = Meter(len(ids))
 
+        history = self._history
+
         def finish(text: str, output_ids: tuple[int, ...], reason: FinishReason) -> Generation:
+            if history is not None:
+                history.add((*ids, *output_ids))
             return Generation(
                 text=text,
                 prompt_tokens=len(ids),
@@ -149,6 +156,7 @@ class Model:
             spec,
             self.profile,
             length=len(ids) + room // 2,
+            more_sources=history.sources() if history is not None else (),
             eos=eos,
             stop_tokens=ends,
         )
@@ -204,6 +212,29 @@ class Model:
                 progress=self._progress,
             )
         return self._profile
+
+    def open_pool(self, path: str | Path) -> None:
+        """Draft from the texts of earlier requests too, those in a file first.
+
+        Without it every request starts fresh. `save_pool` writes what has come together.
+
+        Args:
+            path: File that `save_pool` wrote; it may be absent.
+
+        Raises:
+            ConfigError: If the file can't be used or belongs to another tokenizer.
+        """
+        self._history = read_pool(Path(path), self.prompts.tokenizer)
+
+    def save_pool(self, path: str | Path) -> None:
+        """Write the texts and runners-up of all requests since `open_pool`, and what it had read.
+
+        Raises:
+            ConfigError: If no pool was opened or the file can't be written.
+        """
+        if self._history is None:
+            raise ConfigError("no pool is open; call open_pool before the first request")
+        write_pool(Path(path), self._history, self.prompts.tokenizer)
 
     def use_profile(self, profile: DeviceProfile) -> None:
         """Go by these step times, in place of a measurement."""

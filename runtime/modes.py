@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lade_edge.engines.errors import ConfigError, EngineError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lade_edge.engines.protocol import EngineSpec
     from lade_edge.runtime.config import GenerationConfig
     from lade_edge.runtime.device_profile import DeviceProfile
+    from lade_edge.runtime.sources import DraftSource
 
 DEFAULT_MAX_WIDTH = 32  # tokens; wider steps pay on no device measured so far
 _EXACT_MIN_WIDTH = 2  # a step of one token takes other kernels, which round otherwise
@@ -30,6 +31,7 @@ def prepare(
     profile: Callable[[], DeviceProfile],
     *,
     length: int,
+    more_sources: Sequence[DraftSource] = (),
     eos: frozenset[int],
     stop_tokens: frozenset[int],
 ) -> tuple[Drafter, StepLayout]:
@@ -40,6 +42,7 @@ def prepare(
         spec: The engine's limits.
         profile: Gives the engine's step times; called only by modes that need them.
         length: Tokens of prompt and output, about half way through.
+        more_sources: Draft sources besides the request's own.
         eos: The model's end tokens.
         stop_tokens: End tokens that end this output.
 
@@ -71,7 +74,7 @@ def prepare(
     shape = PLAIN if exact else _window_shape(spec, max_width)
     window = WindowSource(shape, seed=settings.seed or 0, eos=eos) if shape.window else None
     tree_drafter = TreeDrafter(
-        (SuffixSource(), SuccessorSource()),
+        (SuffixSource(), SuccessorSource(), *more_sources),
         cost,
         stop_tokens=stop_tokens,
         chain_only=exact,

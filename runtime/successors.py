@@ -7,7 +7,7 @@ Source: Token Recycling (Luo et al., 2024), with longer contexts and the model's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lade_edge.runtime.sources import ProposalClass, Row
 
@@ -63,6 +63,25 @@ class SuccessorSource:
                 table[key] = entry
                 if len(table) > _MAX_ENTRIES:
                     del table[next(iter(table))]
+
+    def kept(self) -> dict[int, dict[tuple[int, ...], list[tuple[int, int]]]]:
+        """What is known, by context length: pairs of a token and a class for each context."""
+        return dict(zip(ORDERS, self._tables, strict=True))
+
+    def restore(self, tables: Mapping[int, dict[tuple[int, ...], list[tuple[int, int]]]]) -> None:
+        """Know what another source had kept.
+
+        Raises:
+            ValueError: If it isn't of this form.
+        """
+        kinds = range(_MAX_RANK * len(_SHARES))
+        if sorted(tables) != sorted(ORDERS) or not all(
+            len(context) == order and all(kind in kinds for _, kind in entry)
+            for order, table in tables.items()
+            for context, entry in table.items()
+        ):
+            raise ValueError("not a table of successors")
+        self._tables = tuple(dict(list(tables[order].items())[-_MAX_ENTRIES:]) for order in ORDERS)
 
     def propose(self, context: tuple[int, ...]) -> list[tuple[int, int]]:
         """The row last seen after the longest known end of the context."""

@@ -3,13 +3,15 @@
     python tools/compare_exact.py --engine BUNDLE --prompts FILE [FILE ...] [--tokens 100000]
 
 Prompts are used in turn; each further round asks for a continuation with another opening, so that no
-text is compared twice. Exit status 1 at the first difference.
+text is compared twice. Exit status 1 at the first difference; Ctrl-C prints what was compared so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from pathlib import Path
 
 from recording import RecordingEngine
@@ -29,6 +31,7 @@ def main() -> int:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
     parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--skip", type=int, default=0, help="texts that were compared before")
     parser.add_argument("-n", "--max-new-tokens", type=int, default=256)
     arguments = parser.parse_args()
     model = load(arguments.engine)
@@ -36,9 +39,10 @@ def main() -> int:
     engine = RecordingEngine(model.engine)
     model.engine = engine
     prompts = [prompt for path in arguments.prompts for prompt in read_prompts(path)]
+    pairs = [(opening, prompt) for opening in OPENINGS for prompt in prompts]
     tokens = texts = steps = 0
-    for opening in OPENINGS:
-        for prompt in prompts:
+    with contextlib.suppress(KeyboardInterrupt):  # what was compared until then still counts
+        for opening, prompt in pairs[arguments.skip :]:
             if tokens >= arguments.tokens:
                 break
             runs = []
@@ -55,10 +59,12 @@ def main() -> int:
             texts += 1
             tokens += len(runs[0][0])
             steps += result.stats.steps
+            print(f"\r{texts} texts, {tokens} tokens equal", end="", file=sys.stderr, flush=True)
     print(
         json.dumps({
             "engine": engine.spec.name,
             "invariant_from": profile.invariant_from,
+            "skipped": arguments.skip,
             "texts": texts,
             "tokens": tokens,
             "exact_steps": steps,

@@ -326,3 +326,19 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(run: Run, loader: Loader) -> None:
         {"role": "user", "content": "c"},
     ]
     assert answers[1] == scripted_model(Script()).generate(history, max_new_tokens=9).text + "\n"
+
+
+def test_a_pool_goes_on_from_run_to_run(run: Run, loader: Loader, tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool.json")
+    runs = []
+    for _ in range(2):
+        loader.model = scripted_model(Script(surprise=1, rare=(EOS,)))
+        runs.append(json.loads(run("ab", "--json", "-n", "60", "--pool", pool)[1]))
+    assert runs[0]["output_ids"] == runs[1]["output_ids"]
+    assert runs[1]["stats"]["steps"] < runs[0]["stats"]["steps"]
+    (tmp_path / "pool.json").write_text("x")
+    code, out, err = run("ab", "--pool", pool)
+    assert (code, out) == (1, "")
+    assert "expected a pool file" in err
+    assert err.count("\n") == 1
+    assert (tmp_path / "pool.json").read_text() == "x"
