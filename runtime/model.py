@@ -224,7 +224,7 @@ class Model:
         Raises:
             ConfigError: If the file can't be used or belongs to another tokenizer.
         """
-        self._history = read_pool(Path(path), self.prompts.tokenizer)
+        self._history = read_pool(Path(path), self.prompts.tokenizer, self.engine.spec.vocab_size)
 
     def save_pool(self, path: str | Path) -> None:
         """Write the texts and runners-up of all requests since `open_pool`, and what it had read.

@@ -22,12 +22,13 @@ _SCHEMA = 1
 _MAX_BYTES = 64_000_000
 
 
-def read_pool(path: Path, tokenizer: Tokenizer) -> DraftHistory:
+def read_pool(path: Path, tokenizer: Tokenizer, vocab_size: int) -> DraftHistory:
     """Read a history; an absent file gives an empty one.
 
     Args:
         path: The file.
         tokenizer: Tokenizer of the model it is for.
+        vocab_size: Token ids the model knows, which may be more than the tokenizer does.
 
     Raises:
         ConfigError: If the file can't be read, is none of ours, or belongs to another tokenizer.
@@ -52,7 +53,6 @@ def read_pool(path: Path, tokenizer: Tokenizer) -> DraftHistory:
             f"{path} was learnt with another tokenizer, so its tokens mean something else here; "
             "choose another --pool file for this model"
         )
-    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     try:
         texts = [_tokens(text, vocab_size) for text in content["texts"]]
         history.successors.restore({

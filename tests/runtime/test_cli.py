@@ -333,7 +333,9 @@ def test_a_pool_goes_on_from_run_to_run(run: Run, loader: Loader, tmp_path: Path
     runs = []
     for _ in range(2):
         loader.model = scripted_model(Script(surprise=1, rare=(EOS,)))
-        runs.append(json.loads(run("ab", "--json", "-n", "60", "--pool", pool)[1]))
+        code, out, err = run("ab", "--json", "-n", "60", "--pool", pool)
+        assert (code, err) == (0, "")
+        runs.append(json.loads(out))
     assert runs[0]["output_ids"] == runs[1]["output_ids"]
     assert runs[1]["stats"]["steps"] < runs[0]["stats"]["steps"]
     (tmp_path / "pool.json").write_text("x")

@@ -40,7 +40,7 @@ def test_it_survives_the_file_unchanged(tmp_path: Path) -> None:
         model.generate(prompt, max_new_tokens=40)
     model.save_pool(path)
     tokenizer = model.prompts.tokenizer
-    again = read_pool(path, tokenizer)
+    again = read_pool(path, tokenizer, 300)
     assert model._history is not None
     assert again.texts == model._history.texts
     assert again.successors.kept() == model._history.successors.kept()
@@ -74,7 +74,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     before = path.read_bytes()
     other: Tokenizer = fallback_tokenizer()
     with pytest.raises(ConfigError, match=r"another tokenizer.*choose another --pool file"):
-        read_pool(path, other)
+        read_pool(path, other, 300)
     assert path.read_bytes() == before
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_pool_is_told(tmp_path: Path, change: dict[str, object]) -> No
     write_pool(path, DraftHistory(), tokenizer)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match="expected a pool file that --pool has written"):
-        read_pool(path, tokenizer)
+        read_pool(path, tokenizer, 300)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"null"])
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_pool_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pool.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="expected a pool file that --pool has written"):
-        read_pool(path, scripted_model().prompts.tokenizer)
+        read_pool(path, scripted_model().prompts.tokenizer, 300)
 
 
 def test_a_place_that_cant_be_written_is_told(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_place_that_cant_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be written"):
         write_pool(tmp_path / "no folder" / "pool.json", DraftHistory(), tokenizer)
     with pytest.raises(ConfigError, match="can't be read"):
-        read_pool(tmp_path, tokenizer)
+        read_pool(tmp_path, tokenizer, 300)
 
 
 def test_the_oldest_texts_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
