@@ -118,6 +118,8 @@ def run_bench(
         progress: Told finished and total prompts.
         **auto_options: Fields of `GenerationConfig` for automatic decoding.
 
+    An interruption ends it; the rounds that were complete count.
+
     Returns:
         ``geomean_ratio``, ``categories`` (as `CategoryResult`), and the settings.
     """
@@ -125,23 +127,26 @@ def run_bench(
     model.profile()  # measured before, not inside the first answer
     model.generate(prompts[0].text, raw=prompts[0].raw, max_new_tokens=8, mode="plain")
     measured: list[dict[str, list[tuple[Generation, Generation]]]] = []
-    for round_number in range(rounds):
-        by_category: dict[str, list[tuple[Generation, Generation]]] = {}
-        for number, prompt in enumerate(prompts):
-            pair: dict[Mode, Generation] = {}
-            modes: tuple[Mode, Mode] = ("plain", "auto")
-            for mode in modes if (round_number + number) % 2 else modes[::-1]:
-                pair[mode] = model.generate(
-                    prompt.text,
-                    raw=prompt.raw,
-                    mode=mode,
+    try:
+        for round_number in range(rounds):
+
+            def tell(finished: int, before: int = round_number * len(prompts)) -> None:
+                progress(before + finished, rounds * len(prompts))
+
+            measured.append(
+                _round(
+                    model,
+                    prompts,
+                    auto_first=round_number % 2 == 0,
                     max_new_tokens=max_new_tokens,
                     ignore_eos=ignore_eos,
-                    **(auto_options if mode == "auto" else {}),
+                    progress=tell,
+                    auto_options=auto_options,
                 )
-            by_category.setdefault(prompt.category, []).append((pair["plain"], pair["auto"]))
-            progress(round_number * len(prompts) + number + 1, rounds * len(prompts))
-        measured.append(by_category)
+            )
+    except KeyboardInterrupt:
+        if not measured:
+            raise
     categories = [
         _summary(name, [by_category[name] for by_category in measured])
         for name, pairs in measured[0].items()
@@ -153,11 +158,40 @@ def run_bench(
         "engine": model.engine.spec.name,
         "prompts": len(prompts),
         "max_new_tokens": max_new_tokens,
-        "rounds": rounds,
+        "rounds": len(measured),
         "geomean_ratio": geometric_mean(category.ratio for category in categories),
         "geomean_tokens_per_step": geometric_mean(c.tokens_per_step for c in categories),
         "categories": categories,
     }
+
+
+def _round(
+    model: Model,
+    prompts: Sequence[BenchPrompt],
+    *,
+    auto_first: bool,
+    max_new_tokens: int,
+    ignore_eos: bool,
+    progress: Callable[[int], None],
+    auto_options: dict[str, Any],
+) -> dict[str, list[tuple[Generation, Generation]]]:
+    """Run all prompts once; who comes first changes from prompt to prompt."""
+    by_category: dict[str, list[tuple[Generation, Generation]]] = {}
+    for number, prompt in enumerate(prompts):
+        pair: dict[Mode, Generation] = {}
+        modes: tuple[Mode, Mode] = ("plain", "auto")
+        for mode in modes[::-1] if (number % 2 == 0) == auto_first else modes:
+            pair[mode] = model.generate(
+                prompt.text,
+                raw=prompt.raw,
+                mode=mode,
+                max_new_tokens=max_new_tokens,
+                ignore_eos=ignore_eos,
+                **(auto_options if mode == "auto" else {}),
+            )
+        by_category.setdefault(prompt.category, []).append((pair["plain"], pair["auto"]))
+        progress(number + 1)
+    return by_category
 
 
 def _check_fit(model: Model, prompts: Sequence[BenchPrompt]) -> None:

@@ -34,7 +34,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens per prompt at most (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=int, default=3, help="medians are taken over these (default: %(default)s)"
+        "--rounds",
+        type=int,
+        default=3,
+        help="medians are taken over these; Ctrl-C keeps the complete ones (default: %(default)s)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end token")
     parser.add_argument("--threads", type=int, metavar="T", help="CPU threads (default: engine's)")

@@ -70,7 +70,10 @@ def prepare(
     if settings.cost == "flat":
         cost = free(max_width)
     else:
-        cost = StepCost(profile().at(length), max_width=max_width, min_width=min_width)
+        times = profile().at(length)
+        if exact:  # nothing is promised of a width that wasn't tested: the next one is run
+            times = {width: times[_next(tested, width)] for width in range(1, max_width + 1)}
+        cost = StepCost(times, max_width=max_width, min_width=min_width)
     shape = PLAIN if exact else _window_shape(spec, max_width)
     window = WindowSource(shape, seed=settings.seed or 0, eos=eos) if shape.window else None
     tree_drafter = TreeDrafter(
@@ -80,11 +83,14 @@ def prepare(
         chain_only=exact,
         window=window,
     )
-    widths = cost.widths
-    if exact:  # nothing is promised of a width that wasn't tested
-        widths = [next(t for t in tested if t >= width) for width in widths]
+    widths = [_next(tested, width) for width in cost.widths] if exact else cost.widths
     layout = StepLayout(shape, spec, min_width=min_width, widths=widths)
     return tree_drafter, layout
+
+
+def _next(tested: Sequence[int], width: int) -> int:
+    """The least tested width that is enough."""
+    return next(enough for enough in tested if enough >= width)
 
 
 def _window_shape(spec: EngineSpec, max_width: int) -> Shape:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +93,26 @@ def test_a_prompt_that_cant_run_is_named_before_any_runs() -> None:
     with pytest.raises(ConfigError, match="prompt long has 40 tokens, the KV cache holds 20"):
         run_bench(model, rows, max_new_tokens=9, rounds=1, ignore_eos=False)
     assert model.engine.widths == []  # type: ignore[attr-defined]
+
+
+def test_an_interruption_keeps_the_complete_rounds(prompts: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        assert total == 9
+        if done == 7:
+            raise KeyboardInterrupt
+
+    def run(progress: Callable[[int, int], None]) -> dict[str, Any]:
+        return run_bench(
+            scripted_model(Script()), read_prompts(prompts), max_new_tokens=9, rounds=3,
+            ignore_eos=False, progress=progress,
+        )  # fmt: skip
+
+    result = run(stop)
+    assert result["rounds"] == 2
+    assert [row.prompts for row in result["categories"]] == [2, 1]
+
+    def at_once(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(at_once)
