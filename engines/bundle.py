@@ -44,6 +44,14 @@ class Bundle:
         files = self.manifest.files
         return " ".join(files[name].sha256 for name in names if name in files)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the graph with its weights."""
+        names = (self.graph.file, f"{self.graph.file}.data")
+        return sum(
+            self.manifest.files[name].size_bytes for name in names if name in self.manifest.files
+        )
+
 
 def open_bundle(path: str | Path, *, verify: bool = True) -> Bundle:
     """Find the bundle that ``path`` names and check every file in it.

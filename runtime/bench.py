@@ -6,38 +6,23 @@ is the median over rounds. A category's speed is all its tokens after each first
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lade_edge.engines.errors import ConfigError
+from lade_edge.runtime.bench_card import peak_memory_mb
 
 if TYPE_CHECKING:
+    from lade_edge.runtime.bench_prompts import BenchPrompt
     from lade_edge.runtime.config import Mode
     from lade_edge.runtime.generation import Generation
     from lade_edge.runtime.model import Model
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchPrompt:
-    """One prompt of a bench file.
-
-    Attributes:
-        id: Its name.
-        category: Prompts of one category are summed up together.
-        text: The prompt; of a conversation the first turn.
-        raw: Whether it is completed as it is, without the chat template.
-    """
-
-    id: str
-    category: str
-    text: str
-    raw: bool
+_Key = TypeVar("_Key", int, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +35,12 @@ class CategoryResult:
         plain_tokens_per_second: Median over rounds.
         auto_tokens_per_second: Median over rounds.
         ratio: Median over rounds of the two speeds of a round.
+        ratio_low: Least ratio of a round.
+        ratio_high: Largest ratio of a round.
         tokens_per_step: Of automatic decoding.
+        prefill_tokens_per_second: Prompt tokens over the engine's time for them, all runs.
+        time_to_first_token_s: Median over all runs.
+        host_share: Share of automatic decoding's time outside the engine, text included.
         ids_equal: Whether all prompts gave the ids of plain decoding in every round.
     """
 
@@ -59,42 +49,13 @@ class CategoryResult:
     plain_tokens_per_second: float
     auto_tokens_per_second: float
     ratio: float
+    ratio_low: float
+    ratio_high: float
     tokens_per_step: float
+    prefill_tokens_per_second: float
+    time_to_first_token_s: float
+    host_share: float
     ids_equal: bool
-
-
-def read_prompts(path: Path) -> list[BenchPrompt]:
-    """Read a JSONL file whose rows have ``id``, ``category`` and ``turns`` (chat) or ``prompt`` (raw).
-
-    Raises:
-        ConfigError: If the file can't be read or a row isn't of this form.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read as UTF-8 text: {error}") from error
-    prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts; expected one JSON object per line")
-    return prompts
-
-
-def _prompt(path: Path, number: int, line: str) -> BenchPrompt:
-    try:
-        row = json.loads(line)
-        raw = "prompt" in row
-        text = row["prompt"] if raw else row["turns"][0]
-        if not raw and not isinstance(row["turns"], list):
-            text = None  # a text where a list of texts belongs
-        names = str(row["id"]), str(row["category"])
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        text = None
-    if not isinstance(text, str) or not text:
-        raise ConfigError(
-            f"{path}, line {number} is no prompt; expected a JSON object with all of id, category "
-            "and either turns (a list of texts) or prompt (a text)"
-        )
-    return BenchPrompt(id=names[0], category=names[1], text=text, raw=raw)
 
 
 def run_bench(
@@ -121,7 +82,9 @@ def run_bench(
     An interruption ends it; the rounds that were complete count.
 
     Returns:
-        ``geomean_ratio``, ``categories`` (as `CategoryResult`), and the settings.
+        The settings, ``geomean_ratio``, ``geomean_tokens_per_step``, ``categories`` (as
+        `CategoryResult`), ``peak_memory_mb``, and of automatic decoding ``auto_widths`` (steps by
+        width), ``proposed`` and ``accepted`` (draft tokens by source).
     """
     _check_fit(model, prompts)
     model.profile()  # measured before, not inside the first answer
@@ -152,6 +115,7 @@ def run_bench(
         for name, pairs in measured[0].items()
         if any(plain.stats.steps for plain, _ in pairs)
     ]
+    auto = [pair[1].stats for names in measured for pairs in names.values() for pair in pairs]
     if not categories:
         raise ConfigError("no prompt gave more than one token, so there is no speed to compare")
     return {
@@ -161,6 +125,10 @@ def run_bench(
         "rounds": len(measured),
         "geomean_ratio": geometric_mean(category.ratio for category in categories),
         "geomean_tokens_per_step": geometric_mean(c.tokens_per_step for c in categories),
+        "peak_memory_mb": peak_memory_mb(),
+        "auto_widths": _added(figures.widths for figures in auto),
+        "proposed": _added(figures.proposed for figures in auto),
+        "accepted": _added(figures.accepted for figures in auto),
         "categories": categories,
     }
 
@@ -213,17 +181,34 @@ def _summary(
 ) -> CategoryResult:
     plain = [_speed(pair[0] for pair in pairs) for pairs in rounds]
     auto = [_speed(pair[1] for pair in pairs) for pairs in rounds]
+    ratios = [fast / slow for fast, slow in zip(auto, plain, strict=True)]
     stats = [pair[1].stats for pairs in rounds for pair in pairs]
+    every = stats + [pair[0].stats for pairs in rounds for pair in pairs]
     steps = sum(figures.steps for figures in stats)
+    engine_s = sum(figures.engine_s for figures in stats)
+    host_s = sum(figures.host_s + figures.text_s for figures in stats)
     return CategoryResult(
         category=name,
         prompts=len(rounds[0]),
         plain_tokens_per_second=median(plain),
         auto_tokens_per_second=median(auto),
-        ratio=median(a / p for a, p in zip(auto, plain, strict=True)),
+        ratio=median(ratios),
+        ratio_low=min(ratios),
+        ratio_high=max(ratios),
         tokens_per_step=sum(figures.tokens - 1 for figures in stats) / max(steps, 1),
+        prefill_tokens_per_second=sum(figures.prompt_tokens for figures in every)
+        / max(sum(figures.prefill_s for figures in every), 1e-9),
+        time_to_first_token_s=median(figures.time_to_first_token_s for figures in every),
+        host_share=host_s / max(engine_s + host_s, 1e-9),
         ids_equal=all(p.output_ids == a.output_ids for pairs in rounds for p, a in pairs),
     )
+
+
+def _added(counts: Iterable[dict[_Key, int]]) -> dict[_Key, int]:
+    total: Counter[_Key] = Counter()
+    for more in counts:
+        total.update(more)
+    return {key: total[key] for key in sorted(total)}
 
 
 def _speed(generations: Iterable[Generation]) -> float:

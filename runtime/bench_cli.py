@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime.config import COSTS
 
 PROGRAM = "lade-bench"
+_CURVE = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,8 +25,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--engine", required=True, metavar="PATH", help="bundle or graph in one")
     parser.add_argument(
-        "--prompts", type=Path, required=True, metavar="FILE",
-        help="JSONL; a row has id, category and turns (chat, the first is used) or prompt (raw)",
+        "--prompts", type=Path, metavar="FILE",
+        help="JSONL; a row has id, category and turns (chat, the first is used) or prompt (raw) "
+        "(default: a small set of our own)",
     )  # fmt: skip
     parser.add_argument(
         "-n", "--max-new-tokens", type=int, default=128, metavar="COUNT",
@@ -47,7 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="what a slot costs: as measured, or nothing (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", choices=("md", "json"), default="md", help="(default: %(default)s)"
+        "-o", "--output", choices=("md", "csv", "json"), default="md", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--curve", action="store_true", help="also time steps of 1 to 64 tokens (curve_ms in JSON)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="PNG", help="also draw step times, chosen widths and drafts"
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('lade-edge')}")
     return parser
@@ -60,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> str:
-    result = _run(arguments)
-    return _as_json(result) if arguments.output == "json" else _as_markdown(result)
+    from lade_edge.runtime.bench_report import FORMS
+
+    return FORMS[arguments.output](_run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -71,15 +78,21 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"{flag} is {getattr(arguments, name)}; expected 1 or more")
     from rich.console import Console
 
-    from lade_edge.runtime.bench import read_prompts, run_bench
+    from lade_edge.runtime.bench import run_bench
+    from lade_edge.runtime.bench_card import static_card
+    from lade_edge.runtime.bench_plot import check_plotting, plot
+    from lade_edge.runtime.bench_prompts import OWN_PROMPTS, read_prompts
+    from lade_edge.runtime.device_profile import measure, usable_processors
     from lade_edge.runtime.model import DEFAULT_MAX_WIDTH, load
 
-    prompts = read_prompts(arguments.prompts)
+    if arguments.plot is not None:
+        check_plotting(arguments.plot)
+    prompts = read_prompts(arguments.prompts or OWN_PROMPTS)
     widest = max(arguments.max_width or 1, DEFAULT_MAX_WIDTH)
     model = load(arguments.engine, threads=arguments.threads, max_width=widest)
     console = Console(stderr=True)
     with console.status("measuring this device") as status:
-        return run_bench(
+        result = run_bench(
             model,
             prompts,
             max_new_tokens=arguments.max_new_tokens,
@@ -89,34 +102,15 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
             max_width=arguments.max_width,
             cost=arguments.cost,
         )
-
-
-def _as_json(result: dict[str, Any]) -> str:
-    return json.dumps(result | {"categories": [asdict(row) for row in result["categories"]]})
-
-
-def _as_markdown(result: dict[str, Any]) -> str:
-    title = (
-        f"{result['engine']}, {result['prompts']} prompts, up to {result['max_new_tokens']} new "
-        f"tokens, {result['rounds']} rounds"
-    )
-    lines = [
-        title,
-        "",
-        "| category | prompts | plain tok/s | auto tok/s | ratio | tokens a step | ids |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.category} | {row.prompts} | {row.plain_tokens_per_second:.1f} | "
-        f"{row.auto_tokens_per_second:.1f} | {row.ratio:.2f} | {row.tokens_per_step:.2f} | "
-        f"{'equal' if row.ids_equal else 'DIFFERENT'} |"
-        for row in result["categories"]
-    ]
-    lines.append(
-        f"| geometric mean | | | | {result['geomean_ratio']:.3f} | "
-        f"{result['geomean_tokens_per_step']:.2f} | |"
-    )
-    return "\n".join(lines)
+        # last, since its blocks would count as the model's memory
+        result["card"] = static_card(model, arguments.threads or usable_processors())
+        if arguments.curve or arguments.plot is not None:
+            status.update("measuring step times")
+            used = min(256, model.engine.spec.capacity - 1)
+            result["curve_ms"] = measure(model.engine, _CURVE).at(used)
+    if arguments.plot is not None:
+        plot(result, arguments.plot)
+    return result
 
 
 if __name__ == "__main__":

@@ -218,8 +218,14 @@ def device_identity() -> str:
                 break
     except OSError:
         pass  # not Linux
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()} {model} x{usable}"
+    return f"{platform.machine()} {model} x{usable_processors()}"
+
+
+def usable_processors() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cache_folder() -> Path:

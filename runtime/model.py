@@ -34,6 +34,7 @@ class Model:
         name: Name of the model.
         engine: The engine.
         prompts: Templates and tokenizer.
+        weight_bytes: Size of the weights in bytes, None if unknown.
 
     Args:
         engine: Engine of the model.
@@ -41,6 +42,7 @@ class Model:
         eos: The model's end tokens.
         name: Name for people.
         identity: Tells this model and its settings from others, for measurements that are kept.
+        weight_bytes: Size of the weights, None if unknown.
         progress: Told the finished share, 0 to 1, while step times are measured.
     """
 
@@ -52,9 +54,11 @@ class Model:
         eos: frozenset[int],
         name: str = "model",
         identity: str = "",
+        weight_bytes: int | None = None,
         progress: Progress = lambda share: None,
     ) -> None:
         self.name = name
+        self.weight_bytes = weight_bytes
         self._identity = identity
         self._progress = progress
         self._profile: DeviceProfile | None = None
@@ -282,5 +286,6 @@ def load(
         eos=frozenset(bundle.manifest.eos_token_ids),
         name=bundle.manifest.name,
         identity=f"{bundle.identity} threads {threads}",
+        weight_bytes=bundle.weight_bytes,
         progress=progress,
     )

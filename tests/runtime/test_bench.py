@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ from fakes import Script, scripted_model
 from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime import bench_cli
 from lade_edge.runtime import model as model_module
-from lade_edge.runtime.bench import BenchPrompt, read_prompts, run_bench
+from lade_edge.runtime.bench import run_bench
+from lade_edge.runtime.bench_prompts import OWN_PROMPTS, BenchPrompt, read_prompts
 
 ROWS = (
     {"id": 1, "category": "a", "turns": ["ab", "later"]},
@@ -65,20 +69,55 @@ def test_categories_are_summed_and_ids_compared(prompts: Path) -> None:
     assert result["geomean_tokens_per_step"] >= 1.0
 
 
-@pytest.mark.parametrize("form", ["md", "json"])
+def test_our_own_prompts_can_be_read() -> None:
+    prompts = read_prompts(OWN_PROMPTS)
+    assert len({prompt.id for prompt in prompts}) == len(prompts) >= 12
+    assert len({prompt.category for prompt in prompts}) >= 6
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "json"])
 def test_the_command_prints_every_category(
     form: str, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(model_module, "load", lambda *_, **__: scripted_model(Script()))
     arguments = ["--engine", "x", "--prompts", str(prompts), "-n", "9", "--rounds", "1", "-o", form]
-    assert bench_cli.main(arguments) == 0
+    assert bench_cli.main([*arguments, "--curve"]) == 0
     out = capsys.readouterr().out
     if form == "json":
         found = json.loads(out)
         assert {row["category"] for row in found["categories"]} == {"a", "b"}
         assert found["geomean_ratio"] > 0
+        assert {"1", "2", "8", "16"} <= set(found["curve_ms"])
+        assert found["card"]["bandwidth_gb_s"] > 0
+        assert sum(found["auto_widths"].values()) > 0
+        assert found["peak_memory_mb"] > 1
+    elif form == "csv":
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert [row["category"] for row in rows] == ["a", "b"]
+        assert all(float(row["ratio"]) > 0 for row in rows)
     else:
-        assert "| a | 2 |" in out
+        assert out.index("GB/s") < out.index("| a | 2 |") < out.index("| tokens a step | 1 | 2 |")
+
+
+def test_a_picture_of_it(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("matplotlib", reason="matplotlib draws the picture")
+    monkeypatch.setattr(model_module, "load", lambda *_, **__: scripted_model(Script()))
+    base = ["--engine", "x", "--prompts", str(prompts), "-n", "9", "--rounds", "1", "--plot"]
+    assert bench_cli.main([*base, str(tmp_path / "bench.png")]) == 0
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert bench_cli.main([*base, str(tmp_path / "absent" / "bench.png")]) == 1
+    assert "expected a .png in a folder that exists" in capsys.readouterr().err
+
+
+def test_a_picture_without_matplotlib(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert bench_cli.main(["--engine", "x", "--plot", "a.png"]) == 1
+    assert "pip install 'lade-edge[bench]'" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
