@@ -121,7 +121,7 @@ def run_bench(
     Returns:
         ``geomean_ratio``, ``categories`` (as `CategoryResult`), and the settings.
     """
-    _check_fit(model, prompts)
+    _check_fit(model, prompts, max_new_tokens)
     model.profile()  # measured before, not inside the first answer
     model.generate(prompts[0].text, raw=prompts[0].raw, max_new_tokens=8, mode="plain")
     measured: list[dict[str, list[tuple[Generation, Generation]]]] = []
@@ -160,7 +160,7 @@ def run_bench(
     }
 
 
-def _check_fit(model: Model, prompts: Sequence[BenchPrompt]) -> None:
+def _check_fit(model: Model, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> None:
     """Find a prompt that can't be run before the first one is."""
     for prompt in prompts:
         try:
@@ -169,8 +169,9 @@ def _check_fit(model: Model, prompts: Sequence[BenchPrompt]) -> None:
             raise ConfigError(f"prompt {prompt.id} can't be used: {error}") from error
         if length >= model.engine.spec.capacity:
             raise ConfigError(
-                f"prompt {prompt.id} has {length} tokens, the KV cache holds "
-                f"{model.engine.spec.capacity}; leave it out or export with a larger capacity"
+                f"prompt {prompt.id} has {length} tokens and {max_new_tokens} new ones are asked "
+                f"for, but the KV cache holds {model.engine.spec.capacity} in all; leave it out or "
+                "export with a larger capacity (lade-export --capacity)"
             )
 
 
