@@ -43,6 +43,7 @@ class TreeDrafter:
         "_window",
         "_window_fed",
         "_window_kinds",
+        "_window_price",
     )
 
     def __init__(
@@ -59,6 +60,7 @@ class TreeDrafter:
         self._sources = tuple(sources)
         self._window = window
         self._window_fed = False
+        self._window_price = 0.0 if window is None else cost.least_price(window.num_slots)
         self._cost = cost
         classes = [kind for source in sources for kind in source.classes]
         counts = [len(source.classes) for source in sources]
@@ -106,20 +108,23 @@ class TreeDrafter:
         """
         grown = self._grower.grow(tuple(self._ids[-CONTEXT:]), max_depth, self._cost)
         width, gain = self._cost.best_width(grown.chances)
-        if self._window is not None:
-            window = self._window
+        window = self._window
+        self._window_fed = False
+        if window is not None and window.earned > self._window_price:
             beside, rest = self._cost.best_width(grown.chances, others=window.num_slots)
             self._window_fed = rest + window.earned > gain
             if self._window_fed:
                 width = beside
-        tree = self._tree
-        tree.reset(root, max_nodes=width, max_depth=max(max_depth, 0))
-        for node in range(1, width):
-            origin = self._names[grown.kinds[node]]
-            tree.add(grown.parents[node], grown.tokens[node], grown.chances[node], origin)
-        self._order = tree.arrange()
+        names = self._names
+        self._tree.fill(
+            grown.tokens[:width],
+            grown.parents[:width],
+            grown.chances[:width],
+            ["", *[names[kind] for kind in grown.kinds[1:width]]],
+        )
+        self._order = self._tree.arrange()
         self._grown = grown
-        return tree
+        return self._tree
 
     def learn(self, outcome: StepOutcome) -> None:
         """Take in one step."""
