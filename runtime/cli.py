@@ -79,6 +79,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--raw", action="store_true", help="take the prompt as it is, without the chat template"
     )
     prompt.add_argument(
+        "--special-tokens",
+        action="store_true",
+        help="special tokens written in the prompt count as such (default: they are text)",
+    )
+    prompt.add_argument(
         "--chat", action="store_true", help="converse: /help, /reset, /exit; Ctrl-C stops an answer"
     )
 
@@ -232,7 +237,13 @@ def _generate(
         converse(model, config, system=arguments.system, show_stats=arguments.stats)
         return
 
-    stream = model.stream(prompt, raw=arguments.raw, system=arguments.system, config=config)
+    stream = model.stream(
+        prompt,
+        raw=arguments.raw,
+        system=arguments.system,
+        special_tokens=arguments.special_tokens,
+        config=config,
+    )
     if not arguments.json:
         for event in stream:
             print(event.text, end="", flush=True)
