@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Generate text with an exported model, by lookahead decoding.",
     )
-    parser.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.add_argument("--version", action=Version, help="show the version and exit")
     parser.add_argument(
         "--engine", required=True, metavar="PATH", help="bundle folder, or a graph in one"
     )
@@ -277,14 +277,14 @@ def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
         threads=arguments.threads,
         capacity=arguments.capacity,
         max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), _WIDEST),
-        progress=_report_measuring,
+        progress=report_measuring,
     )
 
 
-def _report_measuring(share: float) -> None:
+def report_measuring(share: float, program: str = PROGRAM) -> None:
     """One line on a terminal's stderr while step times are measured."""
     if sys.stderr.isatty():
-        text = f"{PROGRAM}: measuring this device once, {share:.0%}"
+        text = f"{program}: measuring this device once, {share:.0%}"
         print(f"\r{text}" + ("\r" + " " * len(text) + "\r" if share >= 1 else ""), end="",
               file=sys.stderr, flush=True)  # fmt: skip
 
@@ -333,7 +333,7 @@ def _as_json(generation: Generation) -> dict[str, object]:
     }
 
 
-class _Version(argparse.Action):
+class Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
@@ -346,9 +346,10 @@ class _Version(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
+        """Print the version and exit."""
         from importlib.metadata import version
 
-        print(f"{PROGRAM} {version('lade-edge')}")
+        print(f"{parser.prog} {version('lade-edge')}")
         parser.exit()
 
 
