@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="special tokens written in the prompt count as such (default: they are text)",
     )
     prompt.add_argument(
-        "--chat", action="store_true", help="converse: /help, /reset, /exit; Ctrl-C stops an answer"
+        "--chat", action="store_true", help="converse: /help lists commands; Ctrl-C stops an answer"
     )
 
     decoding = parser.add_argument_group("decoding")
@@ -179,6 +179,9 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     output.add_argument("--stats", action="store_true", help="print a table of figures to stderr")
     output.add_argument("--json", action="store_true", help="print one JSON object, don't stream")
+    output.add_argument(
+        "--color", action="store_true", help="colour text that came several tokens a step"
+    )
     return parser
 
 
@@ -192,6 +195,8 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         parser.error("got a prompt and --file; expected one of them")
     elif arguments.raw and arguments.system is not None:
         parser.error("--system needs the chat template; leave out --raw or --system")
+    elif arguments.color and arguments.json:
+        parser.error("--color is for streamed text; leave out --color or --json")
     if arguments.temperature is None:
         for name in _FILTERS:
             if getattr(arguments, name) is not None:
@@ -234,7 +239,14 @@ def _generate(
     if arguments.chat:
         from lade_edge.runtime.repl import converse
 
-        converse(model, config, system=arguments.system, show_stats=arguments.stats)
+        converse(
+            model,
+            config,
+            system=arguments.system,
+            special_tokens=arguments.special_tokens,
+            show_stats=arguments.stats,
+            color=arguments.color,
+        )
         return
 
     stream = model.stream(
@@ -245,8 +257,10 @@ def _generate(
         config=config,
     )
     if not arguments.json:
+        from lade_edge.runtime.repl import painted
+
         for event in stream:
-            print(event.text, end="", flush=True)
+            print(painted(event) if arguments.color else event.text, end="", flush=True)
         print()
     generation = stream.result
     if arguments.json:

@@ -32,11 +32,14 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: If the address can't be had.
     """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port {port} is no port; expected 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+    except (OSError, UnicodeError) as error:
+        # The library adds the address to what the system says.
+        reason = (getattr(error, "strerror", None) or "no such name").split(" (while")[0]
         raise ConfigError(
             f"port {port} of {host} can't be opened ({reason}); choose another with --port and --host"
         ) from error
