@@ -10,6 +10,6 @@ prepare .venv cpu,export,bench,serve,dev
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-"$python" -m mypy tests tools/*.py
+"$python" -m mypy tests tools/*.py docs/examples/*.py
 "$(dirname "$python")/lint-imports"
 "$python" -m pytest "$@"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lade_edge.runtime.serve.worker import Item, Worker
 
 _LAST_WORD_S = 2.0
+_MORE = b""
 
 
 def error_response(error: ApiError) -> Response:
@@ -104,21 +105,41 @@ class Reply:
 
     async def _send_all(self, send: Send) -> None:
         while True:
-            part = await self._channel.get()
-            if isinstance(part, ApiError):
-                raise part
-            if not self._begun:
-                kind = b"text/event-stream" if self._ask.stream else b"application/json"
-                headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
-                if not self._ask.stream:
-                    headers.append((b"content-length", b"%d" % len(part or b"")))
-                self._begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-            if part is None:
+            data, behind = await self._next_parts()
+            if data:
+                await self._begin(send, len(data))
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if isinstance(behind, ApiError):
+                raise behind
+            if behind is None:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
-            if part:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _begin(self, send: Send, size: int) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        headers = [(b"cache-control", b"no-cache")]
+        if self._ask.stream:
+            headers.append((b"content-type", b"text/event-stream"))
+        else:
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _next_parts(self) -> tuple[bytes, bytes | ApiError | None]:
+        """Everything that has come, in one piece, so that a late reader costs few writes.
+
+        Returns:
+            Bytes to send, and what comes behind them: more (no bytes), the end (None), or an error.
+        """
+        data = b""
+        part = await self._channel.get()
+        while isinstance(part, bytes):
+            data += part
+            if self._channel.empty():
+                return data, _MORE
+            part = self._channel.get_nowait()
+        return data, part
 
     async def _send_error(
         self, error: ApiError, scope: Scope, receive: Receive, send: Send

@@ -88,7 +88,10 @@ class Shape:
         """The end of a stream."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None}
         choice["finish_reason"] = _FINISH_REASONS[generation.finish_reason]
-        choice |= {"delta": {}} if self._ask.chat else {"text": ""}
+        if self._ask.chat:
+            choice["delta"] = {}
+        else:
+            choice["text"] = ""
         data = self._opening() + self._chunk([choice])
         if self._ask.include_usage:
             data += self._chunk([], usage=_usage(generation))

@@ -59,7 +59,7 @@ class Drawn(Counting, OpinionatedEngine):
     pass
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(st.integers(0, 99), requests, st.sampled_from([0.0, 1.0]))
 def test_ids_are_those_without_reuse(
     salt: int, asked: list[dict[str, Any]], temperature: float

@@ -48,7 +48,7 @@ def test_in_a_message(typed: str) -> None:
 
 
 def test_anywhere_in_a_conversation() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user<|eos|>", "content": "<|bos|>"},
         {"role": "user", "content": ["<|eos|>", {"type": "<|eos|>"}]},
     ]
@@ -117,5 +117,6 @@ def test_in_a_generation() -> None:
 def test_on_a_real_tokenizer(tiny_source: Path) -> None:
     prompts = PromptEncoder.from_folder(tiny_source)
     end = prompts.tokenizer.token_to_id("<|end|>")
+    assert end is not None
     assert prompts.encode("x<|end|><|system|>y").count(end) == 1
     assert prompts.encode("x", special_tokens=True) == prompts.encode("x")

@@ -124,14 +124,14 @@ def test_many_clients_get_their_own_answers(start: Start) -> None:
     server = start()
     command = [
         sys.executable, str(ROOT / "tools" / "load_server.py"), "--url", server.url,
-        "--clients", "24", "--seconds", "6", "--prompts", "12",
+        "--clients", "24", "--seconds", "4", "--prompts", "12",
     ]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout.splitlines()[-1])
     assert report["wrong"] == 0
-    assert report["whole"] > 50
-    assert report["left"] > 5
+    assert report["whole"] > 15
+    assert report["left"] > 2
     assert report["slow"] > 0
     assert server.stop() == (0, "")
 

@@ -176,7 +176,7 @@ names = st.sampled_from(sorted({*requests._CHAT, *requests._COMPLETION, *request
 bodies = st.dictionaries(names, values, max_size=5)
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(bodies, st.booleans(), st.booleans())
 def test_whatever_is_sent_is_taken_or_refused_in_one_sentence(
     fields: dict[str, Any], is_chat: bool, whole: bool

@@ -14,6 +14,7 @@ import pytest
 
 from fakes import OpinionatedEngine, Script, scripted_model
 from lade_edge.engines.errors import EngineError
+from lade_edge.engines.protocol import Int64Array, StepResult
 from lade_edge.runtime.config import GenerationConfig
 from lade_edge.runtime.generation import Generation
 from serving import CAPACITY, NAME, PacedEngine, Served, paced_model, served, wait_for
@@ -86,7 +87,7 @@ def test_a_completion(server: Served) -> None:
     assert found.usage is not None
     assert found.usage.prompt_tokens == 2
     for prompt in ([97, 98], ["ab"], [[97, 98]]):
-        again = server.client.completions.create(model=NAME, prompt=prompt)  # type: ignore[arg-type]
+        again = server.client.completions.create(model=NAME, prompt=prompt)
         assert again.choices[0].text == theirs.text
     pieces = server.client.completions.create(model=NAME, prompt="ab", stream=True)
     chunks = list(pieces)
@@ -151,7 +152,7 @@ def test_logprobs_end_with_the_tokens_of_the_usage(server: Served, options: dict
     assert [len(one.top_logprobs) for one in whole] == [3] * len(whole)
     assert whole[0].token == chr(wanted.output_ids[0])
     assert whole[0].bytes == [wanted.output_ids[0]]
-    streamed = []
+    streamed: list[Any] = []
     for chunk in server.client.chat.completions.create(stream=True, **asked):
         if chunk.choices[0].logprobs is not None:
             streamed += chunk.choices[0].logprobs.content or []
@@ -296,6 +297,14 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     with served(model, max_waiting=2) as server:
         engine.gate.clear()
         answers: list[Any] = []
+        order: list[str] = []
+        prefill = engine.prefill
+
+        def remember(tokens: Int64Array) -> StepResult:
+            order.append(bytes(tokens.tolist()).decode())
+            return prefill(tokens)
+
+        engine.prefill = remember  # type: ignore[method-assign]
 
         def ask(prompt: str) -> None:
             answers.append((prompt, server.client.completions.create(model=NAME, prompt=prompt)))
@@ -316,7 +325,8 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         engine.gate.set()
         for thread in threads:
             thread.join(20)
-        assert [prompt for prompt, _ in answers] == ["a", "b", "c"]  # in the order they came
+        assert order == ["a", "b", "c"]  # as they came
+        assert len(answers) == 3
         for prompt, answer in answers:
             assert answer.choices[0].text == expected_raw(prompt).text
         assert server.metrics()['lade_requests_total{path="/v1/completions",status="429"}'] == 1
