@@ -210,7 +210,12 @@ class Worker:
 
 
 def _as_api_error(error: LadeError, ask: Ask) -> ApiError:
-    if isinstance(error, CapacityError):
-        code = "context_length_exceeded"
-        return ApiError(400, str(error), param="messages" if ask.chat else "prompt", code=code)
-    return ApiError(400 if isinstance(error, ConfigError) else 500, str(error))
+    if not isinstance(error, (CapacityError, ConfigError)):
+        return ApiError(500, str(error))
+    param = None
+    if str(error).startswith("the prompt"):
+        param = "messages" if ask.chat else "prompt"
+    elif str(error).startswith("logit_bias"):
+        param = "logit_bias"
+    code = "context_length_exceeded" if isinstance(error, CapacityError) else None
+    return ApiError(400, str(error), param=param, code=code)

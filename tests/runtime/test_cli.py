@@ -173,6 +173,9 @@ def test_figures_go_to_stderr(run: Run) -> None:
         (["ab", "--window", "40", "--ngram", "5"], "at most 64; try window"),
         ([""], "the prompt is empty"),
         (["x" * 500], "--capacity"),
+        (["x" * 1_000_000], "--capacity"),
+        (["a\udcff"], "the prompt is not valid text"),
+        (["--raw", "a\udcff"], "the prompt is not valid text"),
         (["--file", "no/such/file"], "no/such/file can't be read"),
         (["--file", "."], "can't be read"),
         ([], "the prompt is empty"),
@@ -184,6 +187,13 @@ def test_one_line_and_exit_1(run: Run, arguments: list[str], reason: str) -> Non
     assert err.startswith("lade-run: ")
     assert err.count("\n") == 1
     assert reason in err
+
+
+def test_control_characters_are_text(run: Run, loader: Loader) -> None:
+    data = bytes(range(1, 128)).replace(b"\n", b"") + b"\0"
+    expected = loader.model.generate(data.decode(), raw=True, max_new_tokens=0)
+    found = json.loads(run("--raw", "--json", "-n", "0", stdin=data)[1])
+    assert found["prompt_tokens"] == expected.prompt_tokens == len(data)
 
 
 def test_a_file_that_is_not_utf8(run: Run, tmp_path: Path) -> None:

@@ -231,6 +231,9 @@ def test_an_error_is_one_sentence_in_openais_form(server: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="holds 600 in all") as caught:
         server.client.completions.create(model=NAME, prompt="a" * 700)
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(openai.BadRequestError, match="knows 0 to 259") as caught:
+        server.client.completions.create(model=NAME, prompt="a", logit_bias={"999": 1})
+    assert caught.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError, match="has 608 tokens") as caught:
         server.client.chat.completions.create(
             model=NAME, messages=[{"role": "user", "content": "a" * 590}], stream=True
@@ -244,7 +247,7 @@ def test_odd_prompts(server: Served, prompt: Any) -> None:
     assert answer.status_code == (200 if prompt == "\x00\x01" else 400)
     if answer.status_code == 400:
         assert answer.json()["error"]["message"].count("\n") == 0
-        assert "prompt" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b"[" * 100_000])
