@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lade_edge.engines import kv_cache
 from lade_edge.runtime import cli
 
 PROGRAM = "import sys; from lade_edge.runtime.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -51,16 +50,12 @@ def test_two_processes_use_one_bundle_at_once(tiny_bundle: Path, tmp_path: Path)
 def test_a_cache_that_cannot_be_allocated_names_its_size_and_the_flag(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    zeros = np.zeros
-
     def refuse(shape: Any, dtype: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(kv_cache.np, "zeros", refuse)
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", refuse)
         code = cli.main(["--engine", str(tiny_bundle), "ab", "--capacity", "100"])
-    finally:
-        monkeypatch.setattr(kv_cache.np, "zeros", zeros)
     err = capsys.readouterr().err
     assert code == 1
     assert err.count("\n") == 1

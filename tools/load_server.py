@@ -87,6 +87,7 @@ class Load:
         async with client.stream("POST", self.path(ask), json=fields) as answer:
             self.statuses[answer.status_code] += 1
             if answer.status_code == 429:
+                await asyncio.sleep(min(1.0, float(answer.headers["retry-after"])))
                 return None
             answer.raise_for_status()
             async for line in answer.aiter_lines():
