@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from lade_edge.engines.errors import EngineError
 from lade_edge.engines.protocol import Int64Array, StepResult
 from lade_edge.runtime.config import GenerationConfig
 from lade_edge.runtime.generation import Generation
+from lade_edge.runtime.serve import app, reply
 from serving import CAPACITY, NAME, PacedEngine, Served, paced_model, served, wait_for
 
 CHAT: list[Any] = [{"role": "user", "content": "ab"}]
@@ -389,6 +391,39 @@ def test_a_slow_reader_holds_nobody_up() -> None:
             assert len(data) > 200_000
             data = b""
             connection.close()
+
+
+def test_a_reader_that_never_comes_back_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "_LAST_WORD_S", 0.1)
+    with served(send_buffer=8192, gate={"timeout_s": 1.0}) as server:
+        body = json.dumps({"prompt": "ab", "stream": True, "ignore_eos": True, "max_tokens": 590,
+                           "logprobs": 8, "mode": "plain"}).encode()  # fmt: skip
+        connection = open_request(server, body)
+        time.sleep(2)  # its second is over, and so is the time for a last word
+        connection.settimeout(10)
+        data = b""
+        while part := connection.recv(1 << 16):
+            data += part
+        connection.close()
+        assert b"data: " in data
+        assert b"[DONE]" not in data
+        found = server.client.completions.create(model=NAME, prompt="ab")
+        assert found.choices[0].text == expected_raw("ab").text
+
+
+def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_BODY_S", 0.2)
+    with served() as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\n"
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as slow:
+            slow.sendall(head + b"content-length: 50\r\n\r\n{")
+            slow.settimeout(10)
+            assert slow.recv(99).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as gone:
+            gone.sendall(head + b"content-length: 50\r\n\r\n{")
+        name = 'lade_requests_total{path="/v1/completions",status="%d"}'
+        wait_for(lambda: server.metrics().get(name % 499) == 1)
+        assert server.metrics()[name % 408] == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
