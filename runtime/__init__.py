@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lade_edge.runtime.config import GenerationConfig, Shape
     from lade_edge.runtime.generation import Event, Generation, Stream
+    from lade_edge.runtime.logprobs import TokenLogprob
     from lade_edge.runtime.model import Model, load
     from lade_edge.runtime.statistics import Statistics
 
@@ -22,6 +23,7 @@ __all__ = [
     "Shape",
     "Statistics",
     "Stream",
+    "TokenLogprob",
     "load",
 ]
 
@@ -33,6 +35,7 @@ _MODULES = {
     "Shape": "config",
     "Statistics": "statistics",
     "Stream": "generation",
+    "TokenLogprob": "logprobs",
     "load": "model",
 }
 

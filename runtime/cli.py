@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Generate text with an exported model, by lookahead decoding.",
     )
-    parser.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.add_argument("--version", action=Version, help="show the version and exit")
     parser.add_argument(
         "--engine", required=True, metavar="PATH", help="bundle folder, or a graph in one"
     )
@@ -79,7 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--raw", action="store_true", help="take the prompt as it is, without the chat template"
     )
     prompt.add_argument(
-        "--chat", action="store_true", help="converse: /help, /reset, /exit; Ctrl-C stops an answer"
+        "--special-tokens",
+        action="store_true",
+        help="special tokens written in the prompt count as such (default: they are text)",
+    )
+    prompt.add_argument(
+        "--chat", action="store_true", help="converse: /help lists commands; Ctrl-C stops an answer"
     )
 
     decoding = parser.add_argument_group("decoding")
@@ -174,6 +179,9 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     output.add_argument("--stats", action="store_true", help="print a table of figures to stderr")
     output.add_argument("--json", action="store_true", help="print one JSON object, don't stream")
+    output.add_argument(
+        "--color", action="store_true", help="colour text that came several tokens a step"
+    )
     return parser
 
 
@@ -187,6 +195,8 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         parser.error("got a prompt and --file; expected one of them")
     elif arguments.raw and arguments.system is not None:
         parser.error("--system needs the chat template; leave out --raw or --system")
+    elif arguments.color and arguments.json:
+        parser.error("--color is for streamed text; leave out --color or --json")
     if arguments.temperature is None:
         for name in _FILTERS:
             if getattr(arguments, name) is not None:
@@ -229,13 +239,28 @@ def _generate(
     if arguments.chat:
         from lade_edge.runtime.repl import converse
 
-        converse(model, config, system=arguments.system, show_stats=arguments.stats)
+        converse(
+            model,
+            config,
+            system=arguments.system,
+            special_tokens=arguments.special_tokens,
+            show_stats=arguments.stats,
+            color=arguments.color,
+        )
         return
 
-    stream = model.stream(prompt, raw=arguments.raw, system=arguments.system, config=config)
+    stream = model.stream(
+        prompt,
+        raw=arguments.raw,
+        system=arguments.system,
+        special_tokens=arguments.special_tokens,
+        config=config,
+    )
     if not arguments.json:
+        from lade_edge.runtime.repl import painted
+
         for event in stream:
-            print(event.text, end="", flush=True)
+            print(painted(event) if arguments.color else event.text, end="", flush=True)
         print()
     generation = stream.result
     if arguments.json:
@@ -266,14 +291,14 @@ def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
         threads=arguments.threads,
         capacity=arguments.capacity,
         max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), _WIDEST),
-        progress=_report_measuring,
+        progress=report_measuring,
     )
 
 
-def _report_measuring(share: float) -> None:
+def report_measuring(share: float, program: str = PROGRAM) -> None:
     """One line on a terminal's stderr while step times are measured."""
     if sys.stderr.isatty():
-        text = f"{PROGRAM}: measuring this device once, {share:.0%}"
+        text = f"{program}: measuring this device once, {share:.0%}"
         print(f"\r{text}" + ("\r" + " " * len(text) + "\r" if share >= 1 else ""), end="",
               file=sys.stderr, flush=True)  # fmt: skip
 
@@ -322,7 +347,7 @@ def _as_json(generation: Generation) -> dict[str, object]:
     }
 
 
-class _Version(argparse.Action):
+class Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
@@ -335,9 +360,10 @@ class _Version(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
+        """Print the version and exit."""
         from importlib.metadata import version
 
-        print(f"{PROGRAM} {version('lade-edge')}")
+        print(f"{parser.prog} {version('lade-edge')}")
         parser.exit()
 
 

@@ -24,9 +24,9 @@ FinishReason = Literal["eos", "stop", "length", "context"]
 _LARGEST = 1000  # of W, N and G: far beyond what any step can hold
 _WHOLE_NUMBERS = (
     "window", "ngram", "guesses", "max_width", "min_width", "max_new_tokens", "min_new_tokens",
-    "seed", "top_k", "no_repeat_ngram_size",
+    "seed", "top_k", "no_repeat_ngram_size", "logprobs",
 )  # fmt: skip
-_OPTIONAL = ("window", "ngram", "guesses", "max_width", "seed")
+_OPTIONAL = ("window", "ngram", "guesses", "max_width", "seed", "logprobs")
 _COUNTS = ("max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size")
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 100),
@@ -38,6 +38,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-100, 100),
 }
 _LARGEST_BIAS = 1000
+_MOST_LOGPROBS = 8  # what an engine's own table of candidates holds
 _SEEDS = 1 << 64
 MODES: tuple[Mode, ...] = get_args(Mode)
 COSTS: tuple[Cost, ...] = get_args(Cost)
@@ -145,6 +146,11 @@ class GenerationConfig:
         eos_token_ids: End tokens on top of the model's own.
         ignore_eos: Go on after an end token.
         skip_special_tokens: Hide special tokens from the text; ids always hold them.
+        logprobs: Tell the log probability of every emitted token under the model's own distribution,
+            and those of so many likeliest ones, 0 to 8; None reads none.
+        reuse_prefix: Begin with the part of the KV cache that this prompt shares with the last
+            request's text, and leave the cache for the next one. It was computed in steps of other
+            widths, so logits may differ in the last bits; ``exact`` ignores it and starts afresh.
 
     Raises:
         ConfigError: If a value can't be used.
@@ -174,6 +180,8 @@ class GenerationConfig:
     eos_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    reuse_prefix: bool = False
 
     def __post_init__(self) -> None:
         for name in _WHOLE_NUMBERS:
@@ -190,6 +198,8 @@ class GenerationConfig:
         for name in _COUNTS:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if self.logprobs is not None and not 0 <= self.logprobs <= _MOST_LOGPROBS:
+            raise ConfigError(f"logprobs is {self.logprobs}; expected 0 to {_MOST_LOGPROBS}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}; "

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lade_edge.runtime.commit import Committer
     from lade_edge.runtime.config import FinishReason
     from lade_edge.runtime.drafter import Drafter
+    from lade_edge.runtime.kept_prefix import Lease
     from lade_edge.runtime.layout import StepLayout
+    from lade_edge.runtime.logprobs import LogprobReader
     from lade_edge.runtime.sampling import Sampler
     from lade_edge.runtime.statistics import Meter
 
@@ -30,20 +32,25 @@ def decode(
     layout: StepLayout,
     committer: Committer,
     meter: Meter,
+    lease: Lease,
     sampler: Sampler | None = None,
+    logprobs: LogprobReader | None = None,
 ) -> Generator[Event, None, FinishReason]:
     """Generate, several tokens a step where the drafts are right.
 
     Invariant between steps: the cache holds all of ``ids`` but the last, the root of the next tree.
 
     Args:
-        engine: The engine; its cache is emptied first, and again at the end or on `close`.
+        engine: The engine.
         prompt: At least one token id.
         drafter: Fresh drafter.
         layout: Layout of the drafter's shape.
         committer: Fresh committer; decides where the output ends.
         meter: Fresh meter.
+        lease: Of the engine's cache; says what it holds at first, and what is left at the end or on
+            `close`.
         sampler: Fresh sampler over this engine's logits; None takes the largest logit.
+        logprobs: Reads the log probabilities that events carry; None leaves them out.
 
     Yields:
         One event per step, the prefill included.
@@ -55,16 +62,15 @@ def decode(
     """
     if committer.remaining == 0:
         return "length"
-    try:
-        engine.reset()
+    with lease as reused:
         started = perf_counter()
-        result = engine.prefill(np.asarray(prompt, dtype=np.int64))
+        result = engine.prefill(np.asarray(prompt[reused:], dtype=np.int64))
         engine_s = engine.run_s
         first = sampler.choose(0) if sampler else int(result.top_ids[0, 0])
         tokens, text, reason = committer.commit([first])
-        ids = [*prompt, *tokens]
-        meter.prefilled(engine_s=engine_s, total_s=perf_counter() - started)
-        yield Event(text, tuple(tokens))
+        ids = lease.ids = [*prompt, *tokens]
+        meter.prefilled(reused=reused, engine_s=engine_s, total_s=perf_counter() - started)
+        yield Event(text, tuple(tokens), logprobs.read(tokens, ()) if logprobs else ())
 
         if reason is None:
             started = perf_counter()
@@ -100,7 +106,5 @@ def decode(
                 text_s=committer.text_s,
                 total_s=perf_counter() - started,
             )
-            yield Event(text, tuple(tokens))
+            yield Event(text, tuple(tokens), logprobs.read(tokens, path) if logprobs else ())
         return reason
-    finally:
-        engine.reset()

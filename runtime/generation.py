@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lade_edge.runtime.config import FinishReason, Mode, Shape
+    from lade_edge.runtime.logprobs import TokenLogprob
     from lade_edge.runtime.statistics import Statistics
 
 
@@ -19,10 +20,12 @@ class Event(NamedTuple):
     Attributes:
         text: New text; may be empty while a character or a possible stop text is incomplete.
         ids: New token ids, at least one.
+        logprobs: One for each of the ids if they were asked for, else none.
     """
 
     text: str
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class Generation:
         shape: Draft shape of mode lookahead; that of plain decoding in the others.
         seed: Seed it ran with; the same request with this seed gives the same output.
         stats: Steps, speed and acceptance.
+        logprobs: One for each output id if they were asked for, else none.
     """
 
     text: str
@@ -48,6 +52,7 @@ class Generation:
     shape: Shape
     seed: int
     stats: Statistics
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Stream(Iterator[Event]):
@@ -55,20 +60,19 @@ class Stream(Iterator[Event]):
 
     Args:
         events: The running decode loop; returns the finish reason.
-        finish: Makes the result from text, ids and finish reason.
+        finish: Makes the result from all events and the finish reason.
     """
 
-    __slots__ = ("_events", "_finish", "_ids", "_result", "_superseded", "_texts")
+    __slots__ = ("_events", "_finish", "_result", "_seen", "_superseded")
 
     def __init__(
         self,
         events: Generator[Event, None, FinishReason],
-        finish: Callable[[str, tuple[int, ...], FinishReason], Generation],
+        finish: Callable[[Sequence[Event], FinishReason], Generation],
     ) -> None:
         self._events = events
         self._finish = finish
-        self._texts: list[str] = []
-        self._ids: list[int] = []
+        self._seen: list[Event] = []
         self._result: Generation | None = None
         self._superseded = False
 
@@ -82,10 +86,9 @@ class Stream(Iterator[Event]):
             event = next(self._events)
         except StopIteration as ended:
             if self._result is None and ended.value is not None:
-                self._result = self._finish("".join(self._texts), tuple(self._ids), ended.value)
+                self._result = self._finish(self._seen, ended.value)
             raise StopIteration from None
-        self._texts.append(event.text)
-        self._ids.extend(event.ids)
+        self._seen.append(event)
         return event
 
     def __enter__(self) -> Stream:

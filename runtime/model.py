@@ -15,6 +15,8 @@ from lade_edge.runtime.detokenize import Detokenizer, byte_token_ids, special_to
 from lade_edge.runtime.device_profile import DeviceProfile, Progress, load_profile
 from lade_edge.runtime.generation import Generation, Stream
 from lade_edge.runtime.history import DraftHistory
+from lade_edge.runtime.kept_prefix import KeptPrefix
+from lade_edge.runtime.logprobs import LogprobReader
 from lade_edge.runtime.modes import prepare
 from lade_edge.runtime.pool_file import read_pool, write_pool
 from lade_edge.runtime.prompt import Prompt, PromptEncoder
@@ -23,6 +25,7 @@ from lade_edge.runtime.statistics import Meter
 
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import Engine
+    from lade_edge.runtime.generation import Event
 
 DEFAULT_MAX_WIDTH = 128
 
@@ -65,6 +68,7 @@ class Model:
         self._history: DraftHistory | None = None
         self.engine = engine
         self.prompts = prompts
+        self._kept = KeptPrefix(engine)
         self._eos = eos
         self._special = special_token_ids(prompts.tokenizer)
         self._byte_tokens = byte_token_ids(prompts.tokenizer)
@@ -77,12 +81,19 @@ class Model:
         raw: bool = False,
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        special_tokens: bool = False,
         config: GenerationConfig | None = None,
         **options: Any,
     ) -> Generation:
         """Generate to the end. Arguments and errors are those of `stream`."""
         return self.stream(
-            prompt, raw=raw, system=system, tools=tools, config=config, **options
+            prompt,
+            raw=raw,
+            system=system,
+            tools=tools,
+            special_tokens=special_tokens,
+            config=config,
+            **options,
         ).result
 
     def stream(
@@ -92,6 +103,7 @@ class Model:
         raw: bool = False,
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        special_tokens: bool = False,
         config: GenerationConfig | None = None,
         **options: Any,
     ) -> Stream:
@@ -102,6 +114,7 @@ class Model:
             raw: Take a text as it is, without the chat template.
             system: System message to put before the prompt.
             tools: JSON schemas for the chat template.
+            special_tokens: Special tokens written in the prompt count as such; else they are text.
             config: Options; the defaults of `GenerationConfig` if None.
             **options: Fields of `GenerationConfig` that replace those of ``config``.
 
@@ -116,7 +129,9 @@ class Model:
         settings = settings.seeded()
         spec = self.engine.spec
         shape = settings.shape(spec)
-        ids = self.prompts.encode(prompt, raw=raw, system=system, tools=tools)
+        ids = self.prompts.encode(
+            prompt, raw=raw, system=system, tools=tools, special_tokens=special_tokens
+        )
         if len(ids) >= spec.capacity:
             raise CapacityError(
                 f"the prompt has {len(ids)} tokens and {settings.max_new_tokens} new ones are asked "
@@ -140,11 +155,12 @@ class Model:
 
         history = self._history
 
-        def finish(text: str, output_ids: tuple[int, ...], reason: FinishReason) -> Generation:
+        def finish(events: Sequence[Event], reason: FinishReason) -> Generation:
+            output_ids = tuple(token for event in events for token in event.ids)
             if history is not None:
                 history.add((*ids, *output_ids))
             return Generation(
-                text=text,
+                text="".join(event.text for event in events),
                 prompt_tokens=len(ids),
                 output_ids=output_ids,
                 finish_reason=reason,
@@ -152,6 +168,7 @@ class Model:
                 shape=shape,
                 seed=settings.seed or 0,
                 stats=meter.statistics(self._take_in(meter)),
+                logprobs=tuple(scored for event in events for scored in event.logprobs),
             )
 
         room = min(settings.max_new_tokens, spec.capacity - len(ids))
@@ -180,9 +197,15 @@ class Model:
                 stop=settings.stop,
             ),
             meter=meter,
+            lease=self._kept.lease(
+                ids, reuse=settings.reuse_prefix and settings.decoding != "exact"
+            ),
             sampler=sampler_for(
                 settings, ids, self.engine.logits, vocab_size=spec.vocab_size, end_tokens=ends
             ),
+            logprobs=None
+            if settings.logprobs is None
+            else LogprobReader(self.engine.logits, settings.logprobs),
         )
         self._running = Stream(events, finish)
         return self._running

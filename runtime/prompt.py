@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from lade_edge.engines.errors import ConfigError, ManifestError
 from lade_edge.runtime.chat_template import ChatTemplate, Message
+from lade_edge.runtime.special_text import SpecialText
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text, a conversation, or token ids."""
@@ -33,6 +34,7 @@ class PromptEncoder:
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         self._template = template
+        self._special = SpecialText(tokenizer)
 
     @classmethod
     def from_folder(cls, folder: Path) -> PromptEncoder:
@@ -61,6 +63,7 @@ class PromptEncoder:
         raw: bool = False,
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        special_tokens: bool = False,
     ) -> list[int]:
         """Turn a prompt into token ids.
 
@@ -70,6 +73,8 @@ class PromptEncoder:
             raw: Leave the chat template out and add special tokens as the tokenizer does.
             system: System message to put first.
             tools: JSON schemas for the template.
+            special_tokens: Special tokens written in texts count as such; else they are text, and
+                only the template and the tokenizer itself put special tokens in.
 
         Returns:
             At least one id.
@@ -87,7 +92,10 @@ class PromptEncoder:
             if raw:
                 if system is not None or tools is not None:
                     raise ConfigError("a raw prompt has no system message and no tools; drop raw")
-                return self._tokenise(prompt, add_special_tokens=True)
+                text = prompt
+                if not special_tokens and self._special.is_in(text):
+                    return self._tokenise(text, self._special.encode_as_text)
+                return self._tokenise(text, self._encode_prompt)
             messages: Sequence[Message] = [{"role": "user", "content": prompt}]
         elif isinstance(prompt[0], Mapping):
             messages = cast("Sequence[Message]", prompt)
@@ -110,12 +118,23 @@ class PromptEncoder:
             raise ConfigError("the model has no chat template; pass raw text (--raw)")
         if system is not None:
             messages = [{"role": "system", "content": system}, *messages]
-        # The template writes the special tokens itself; adding them again would double them.
-        return self._tokenise(
-            self._template.render(messages, tools=tools), add_special_tokens=False
-        )
+        if not special_tokens and self._special.is_in((messages, tools)):
+            marked = self._template.render(
+                self._special.mark(messages), tools=self._special.mark(tools)
+            )
+            return self._tokenise(marked, self._special.encode)
+        return self._tokenise(self._template.render(messages, tools=tools), self._encode_rendered)
 
-    def _tokenise(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode_prompt(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def _encode_rendered(self, text: str) -> list[int]:
+        # The template writes the special tokens itself; adding them again would double them.
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _tokenise(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -124,7 +143,7 @@ class PromptEncoder:
                 "expected UTF-8"
             ) from error
         try:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = encode(text)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the library raises bare exceptions, and panics beside them

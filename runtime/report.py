@@ -36,6 +36,7 @@ def _rows(generation: Generation) -> list[tuple[str, str]]:
         ("mode", mode),
         ("seed", str(generation.seed)),
         ("prompt", f"{stats.prompt_tokens} tokens, {stats.prefill_tokens_per_second:.1f} a second"),
+        *([("reused", f"{stats.reused_tokens} tokens")] if stats.reused_tokens else []),
         ("first token", f"{stats.time_to_first_token_s * 1e3:.1f} ms"),
         ("output", f"{stats.tokens} tokens in {stats.steps} steps after the first token"),
         ("tokens a step", f"{stats.tokens_per_step:.2f}"),

@@ -20,6 +20,7 @@ class Statistics:
 
     Attributes:
         prompt_tokens: Tokens of the prompt.
+        reused_tokens: Those of them the cache held from the request before.
         tokens: Emitted tokens, the first and an end token included.
         steps: Decode steps after the prefill.
         time_to_first_token_s: From the start of the prefill to the first event.
@@ -35,6 +36,7 @@ class Statistics:
     """
 
     prompt_tokens: int
+    reused_tokens: int
     tokens: int
     steps: int
     time_to_first_token_s: float
@@ -67,8 +69,9 @@ class Statistics:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens per second of prefill."""
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+        """Prompt tokens that were run per second of prefill."""
+        ran = self.prompt_tokens - self.reused_tokens
+        return ran / self.prefill_s if self.prefill_s else 0.0
 
     def as_dict(self) -> dict[str, object]:
         """Every figure, derived ones included, ready for JSON."""
@@ -98,6 +101,7 @@ class Meter:
         "_prefill_s",
         "_prompt_tokens",
         "_proposed",
+        "_reused",
         "_steps",
         "_text_s",
         "_tokens",
@@ -106,15 +110,16 @@ class Meter:
 
     def __init__(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
-        self._tokens = self._steps = 0
+        self._tokens = self._steps = self._reused = 0
         self._first_s = self._prefill_s = self._engine_s = self._host_s = self._text_s = 0.0
         self._proposed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self.step_s: dict[int, list[float]] = {}
 
-    def prefilled(self, *, engine_s: float, total_s: float) -> None:
-        """Count the prefill and its token."""
+    def prefilled(self, *, reused: int, engine_s: float, total_s: float) -> None:
+        """Count the prefill and its token; ``reused`` tokens of the prompt didn't run."""
         self._tokens = 1
+        self._reused = reused
         self._prefill_s = engine_s
         self._first_s = total_s
 
@@ -164,6 +169,7 @@ class Meter:
         """The figures so far, with the estimated time of a plain step."""
         return Statistics(
             prompt_tokens=self._prompt_tokens,
+            reused_tokens=self._reused,
             tokens=self._tokens,
             steps=self._steps,
             time_to_first_token_s=self._first_s,

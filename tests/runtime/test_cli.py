@@ -173,6 +173,9 @@ def test_figures_go_to_stderr(run: Run) -> None:
         (["ab", "--window", "40", "--ngram", "5"], "at most 64; try window"),
         ([""], "the prompt is empty"),
         (["x" * 500], "--capacity"),
+        (["x" * 1_000_000], "--capacity"),
+        (["a\udcff"], "the prompt is not valid text"),
+        (["--raw", "a\udcff"], "the prompt is not valid text"),
         (["--file", "no/such/file"], "no/such/file can't be read"),
         (["--file", "."], "can't be read"),
         ([], "the prompt is empty"),
@@ -184,6 +187,13 @@ def test_one_line_and_exit_1(run: Run, arguments: list[str], reason: str) -> Non
     assert err.startswith("lade-run: ")
     assert err.count("\n") == 1
     assert reason in err
+
+
+def test_control_characters_are_text(run: Run, loader: Loader) -> None:
+    data = bytes(range(1, 128)).replace(b"\n", b"") + b"\0"
+    expected = loader.model.generate(data.decode(), raw=True, max_new_tokens=0)
+    found = json.loads(run("--raw", "--json", "-n", "0", stdin=data)[1])
+    assert found["prompt_tokens"] == expected.prompt_tokens == len(data)
 
 
 def test_a_file_that_is_not_utf8(run: Run, tmp_path: Path) -> None:
@@ -217,6 +227,7 @@ def test_a_model_without_a_template(run: Run, loader: Loader) -> None:
         (["ab", "--raw", "--system", "x"], "--system needs the chat template"),
         (["ab", "--chat"], "--chat doesn't go with a prompt"),
         (["--chat", "--json"], "--chat doesn't go with --json"),
+        (["ab", "--json", "--color"], "--color is for streamed text"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(run: Run, arguments: list[str], reason: str) -> None:
@@ -282,12 +293,29 @@ def test_conversation(run: Run, loader: Loader) -> None:
     second = loader.model.generate(history, max_new_tokens=5).text
     lines = ["ab", "", "/help", "/nonsense x", "c", "/reset", "ab", "/exit", "never"]
     code, out, err = run("--chat", "-n", "5", stdin="\n".join(lines).encode())
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "unknown command /nonsense; /help lists them\n")
     answers = [part for part in out.split("> ") if part]
     assert answers[0] == first + "\n"
-    assert answers[1].startswith("/help shows this")
-    assert answers[2].startswith("unknown command /nonsense")
-    assert answers[3:] == [second + "\n", first + "\n"]
+    assert answers[1].startswith("/help ")
+    assert answers[2:] == [second + "\n", first + "\n"]
+
+
+def test_text_that_came_several_tokens_a_step_is_coloured(run: Run, loader: Loader) -> None:
+    options = ["-n", "30", "--cost", "flat"]
+    stream = loader.model.stream("ab", max_new_tokens=30, cost="flat")
+    expected = ""
+    for event in stream:
+        expected += f"\x1b[32m{event.text}\x1b[0m" if len(event.ids) > 1 else event.text
+    assert "\x1b[32m" in expected
+    assert run("ab", "--color", *options)[1] == expected + "\n"
+    assert run("ab", *options)[1] == stream.result.text + "\n"
+    assert expected in run("--chat", "--color", *options, stdin=b"ab\n")[1]
+
+
+def test_special_tokens_in_a_prompt_count_when_asked(run: Run) -> None:
+    plain = json.loads(run("<|eos|>", "--raw", "--json", "-n", "1")[1])
+    asked = json.loads(run("<|eos|>", "--raw", "--json", "-n", "1", "--special-tokens")[1])
+    assert (plain["prompt_tokens"], asked["prompt_tokens"]) == (7, 1)
 
 
 def test_a_conversation_ends_with_its_input(run: Run) -> None:
