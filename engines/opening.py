@@ -19,11 +19,15 @@ def open_engine(
         bundle: From `open_bundle`.
         capacity: Tokens one sequence may hold (prompt + output); None takes the bundle's default.
         max_width: Widest step that will be asked for, in tokens.
-        threads: CPU threads; None leaves the choice to the engine.
+        threads: CPU threads; None leaves the choice to the engine. A plan has no use for them.
 
     Raises:
         LadeError: In one sentence, why it can't run here.
     """
+    if bundle.graph.target == "tensorrt":
+        from lade_edge.engines.tensorrt_engine import TensorRTEngine
+
+        return TensorRTEngine(bundle, capacity=capacity, max_width=max_width)
     from lade_edge.engines.ort_engine import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(bundle, capacity=capacity, max_width=max_width, threads=threads)
