@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from lade_edge.engines.bundle import Bundle, describe_file
 from lade_edge.engines.errors import CapacityError, EngineError, ManifestError
+from lade_edge.engines.manifest import MANIFEST_NAME, read_manifest
 from lade_edge.engines.plan import PlanRecord, read_plan_record
 from lade_edge.engines.tensorrt_library import PACKAGES
 
@@ -34,8 +36,33 @@ def open_plan(path: Path, *, verify: bool = True) -> Bundle:
             f"{path} was changed after the build (sha256 differs from its fingerprint); copy it "
             f"again or build it again: {record.rebuild_command(path)}"
         )
+    _check_graph(record, path)
     manifest = record.manifest(path.name)
     return Bundle(folder=path.parent, manifest=manifest, graph=manifest.graphs[0])
+
+
+def _check_graph(record: PlanRecord, plan: Path) -> None:
+    """A plan beside another graph than its own is an old one; the graph's manifest says which it is."""
+    if Path(record.onnx).is_absolute() or not record.onnx.endswith(".onnx"):
+        return
+    graph = plan.parent / record.onnx
+    if not (graph.parent / MANIFEST_NAME).is_file():
+        return
+    manifest = read_manifest(graph.parent)
+    entry = next((entry for entry in manifest.graphs if entry.file == graph.name), None)
+    if entry is None:
+        return
+    bundle = Bundle(folder=graph.parent, manifest=manifest, graph=entry)
+    if graph_digest(bundle) != record.onnx_sha256:
+        raise ManifestError(
+            f"{plan} was built from another {graph.name} than lies beside it; build it again: "
+            f"{record.rebuild_command(plan)}"
+        )
+
+
+def graph_digest(bundle: Bundle) -> str:
+    """One sha256 over those of a graph and its weights."""
+    return hashlib.sha256(bundle.identity.encode()).hexdigest()
 
 
 def check_capacity(record: PlanRecord, plan: Path, capacity: int | None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
@@ -25,6 +24,7 @@ from lade_edge.engines.plan import (
     fingerprint_path,
     plan_record_text,
 )
+from lade_edge.engines.plan_check import graph_digest
 from lade_edge.engines.tensorrt_library import TensorRTLibrary, import_tensorrt
 from lade_edge.export.build_memory import available_memory, estimate, refuse_too_large
 from lade_edge.export.half_precision import check_range, convert_to_half
@@ -239,7 +239,7 @@ def _build(
         slots=slots,
         profiles=profiles,
         onnx=_origin(source, out),
-        onnx_sha256=_digest(bundle),
+        onnx_sha256=graph_digest(bundle),
         model=spec,
         eos_token_ids=bundle.manifest.eos_token_ids,
         plan=describe_file(plan),
@@ -313,11 +313,6 @@ def _origin(source: str, out: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(folder))
     return str(path.resolve())
-
-
-def _digest(bundle: Bundle) -> str:
-    """One digest over those of the graph and its weights."""
-    return hashlib.sha256(bundle.identity.encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -120,7 +120,8 @@ def compute_capabilities(library: TensorRTLibrary, devices: Sequence[str]) -> tu
         if device.upper() not in names:
             raise ConfigError(
                 f"--device {device} is no target of {library.title}; it has "
-                f"{', '.join(name.lower() for name in names) or 'none'}"
+                f"{', '.join(name.lower() for name in names) or 'none'} (a Jetson builds with its own "
+                "TensorRT)"
             )
     digits = [device.lower().removeprefix("sm") for device in devices]
     return tuple(f"{number[:-1]}.{number[-1]}" for number in digits)

@@ -80,8 +80,6 @@ def test_rows_form_is_made_of_old_operators(
     assert shapes["k_cache.0"][2] == "64"
     assert model.graph.outputs[-1].name == "kv_rows"
     if precision == "fp16":
-        sums = [n.inputs[0] for n in model.graph if n.op_type == "Softmax"]
-        assert {value.dtype for value in sums if value is not None} == {ir.DataType.FLOAT}
         assert model.graph.outputs[-1].dtype == ir.DataType.FLOAT16
 
 

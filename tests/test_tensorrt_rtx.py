@@ -1,0 +1,113 @@
+"""Real builds with TensorRT-RTX, which needs no GPU for them; running what it builds would.
+
+They run in an environment of their own without torch, which tools/test.sh makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lade_edge.engines import open_bundle
+from lade_edge.engines.plan import read_plan_record
+
+ROOT = Path(__file__).resolve().parents[1]
+RTX = Path(os.environ.get("LADE_RTX_PYTHON", ROOT / ".venv-rtx" / "bin" / "python"))
+EXPORT = ("-m", "lade_edge.export.cli")
+BUILD = """
+import json, sys
+from pathlib import Path
+from lade_edge.export.plan_export import PlanOptions, export_plan
+made = export_plan(sys.argv[1], Path(sys.argv[2]), PlanOptions(**json.loads(sys.argv[3])))
+print(json.dumps({"form": made.record.form, "layers": made.layers, "notes": made.notes}))
+"""
+
+
+def run_rtx(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    if not RTX.exists():
+        pytest.skip(f"{RTX} is missing; tools/test.sh makes it where tensorrt-rtx can be installed")
+    ended = subprocess.run(
+        [str(RTX), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == expect, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+def build(source: Path, out: Path, **options: Any) -> dict[str, Any]:
+    ended = run_rtx("-c", BUILD, str(source), str(out), json.dumps({"capacity": 100, **options}))
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_in_place_layers_are_in_the_network(tiny_bundle: Path, tmp_path: Path) -> None:
+    found = build(tiny_bundle / "model.onnx", tmp_path / "a.plan", widths=[1, 8], prefill=32)
+    assert found["form"] == "in_place"
+    assert found["layers"]["KV_CACHE_UPDATE"] == 4
+    assert found["layers"]["ATTENTION_INPUT"] == 2
+    record = read_plan_record(tmp_path / "a.plan")
+    assert [(p.width, p.rows) for p in record.profiles] == [(1, 1), (8, 8), (32, 1)]
+    assert (record.flavour, record.precision, record.slots) == ("tensorrt_rtx", "fp16", 128)
+    assert open_bundle(tmp_path / "a.plan").manifest.capacity == 100
+
+
+def test_the_form_for_older_parsers_builds_too(tiny_bundle: Path, tmp_path: Path) -> None:
+    found = build(tiny_bundle / "model.onnx", tmp_path / "a.plan", widths=[1, 8], form="rows")
+    assert "KV_CACHE_UPDATE" not in found["layers"]
+    assert "ATTENTION_INPUT" not in found["layers"]
+
+
+def test_the_command_for_two_targets(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "tiny.plan"
+    source = str(tiny_bundle / "model.onnx")
+    ended = run_rtx(
+        *EXPORT, source, "-o", str(out), "--device", "sm86", "--device", "sm89",
+        "--widths", "1,8", "--capacity", "100",
+    )  # fmt: skip
+    assert "tensorrt_rtx" in ended.stdout
+    assert "4 cache layers updated in place" in ended.stdout
+    assert "the build takes about" in ended.stderr
+    assert read_plan_record(out).compute_capabilities == ("8.6", "8.9")
+    names = {path.name for path in out.parent.iterdir()}
+    assert {"tiny.plan", "tiny.plan.json", "tokenizer.json"} <= names
+    assert not [name for name in names if "partial" in name]
+    ended = run_rtx(*EXPORT, source, "-o", str(out), expect=1)
+    assert "exists already" in ended.stderr
+    ended = run_rtx("-m", "lade_edge.runtime.cli", "--engine", str(out), "hello", expect=1)
+    assert len(ended.stderr.splitlines()) == 1
+    assert "can't be run:" in ended.stderr
+
+
+def test_refusals_leave_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
+    source = str(tiny_bundle / "model.onnx")
+    for words, sentence in (
+        (["--strip-weights"], "can't do --strip-weights"),
+        (["--device", "sm87"], "--device sm87 is no target"),
+        (["--capacity", "257"], "exceeds the 256 positions"),
+    ):
+        ended = run_rtx(*EXPORT, source, "-o", str(tmp_path / "a.plan"), *words, expect=1)
+        assert sentence in ended.stderr.splitlines()[-1]
+    ended = run_rtx(
+        *EXPORT,
+        str(tiny_bundle / "onnxruntime-fp32.onnx"),
+        "-o",
+        str(tmp_path / "a.plan"),
+        expect=1,
+    )
+    assert "a plan is built from a canonical one" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["in_place", "rows"])
+def test_a_real_model(form: str, smollm2_bundle: Path, tmp_path: Path) -> None:
+    """30 layers; one profile, since every further one takes as long again."""
+    source, out = smollm2_bundle / "model.onnx", tmp_path / "a.plan"
+    found = build(source, out, capacity=1024, widths=[8], prefill=8, form=form)
+    assert found["layers"].get("KV_CACHE_UPDATE", 0) == (60 if form == "in_place" else 0)
+    assert 270e6 < out.stat().st_size < 300e6
