@@ -10,6 +10,8 @@ prepare .venv-oldest cpu onnxruntime==1.23.2 # the last release for Python 3.10 
 bash -c 'set -euo pipefail; source tools/environment.sh; prepare .venv-rtx cpu,rtx' ||
   echo "tensorrt-rtx can't be installed here; its tests are skipped" >&2
 prepare .venv cpu,export,bench,dev
+bash tools/tensorrt_bindings.sh "$python" .cache/tensorrt-bindings ||
+  echo "TensorRT's bindings can't be fetched here; the test of their names is skipped" >&2
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
