@@ -119,13 +119,23 @@ def _describe_plan(path: Path, record: PlanRecord) -> dict[str, Any]:
     content = asdict(record)
     element = 2 if record.float_type == "float16" else 4
     content["compute_capabilities"] = content["compute_capabilities"] or "any it supports"
-    content["profiles"] = [f"{p.width}x{p.rows}" for p in record.profiles]  # tokens x wanted rows
+    content["buckets"] = [f"{b.width}x{b.rows}" for b in record.buckets]  # tokens x wanted rows
+    content["profiles"] = [
+        f"{_range(profile.widths)} tokens, {_range(profile.rows)} wanted rows"
+        for profile in record.profiles
+    ]
     return {
         "file": str(path),
         **content,
         "kv_bytes": _bytes_per_token(record.manifest(path.name), element) * record.slots,
         "rebuild": record.rebuild_command(path),
     }
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    """Least, best and most as words."""
+    least, best, most = numbers
+    return str(most) if least == most else f"{least} to {most} (best {best})"
 
 
 def _bytes_per_token(manifest: Manifest, element_bytes: int) -> int:

@@ -25,8 +25,8 @@ FLAVOURS = ("tensorrt", "tensorrt_rtx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanProfile:
-    """One optimisation profile: a step of exactly this shape. Narrower steps are padded to it.
+class PlanBucket:
+    """A shape that steps run in. Narrower ones are padded to it.
 
     Attributes:
         width: Tokens of the step.
@@ -38,7 +38,30 @@ class PlanProfile:
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= self.width:
-            raise ValueError(f"a profile has {self.rows} rows of {self.width} tokens")
+            raise ValueError(f"a bucket has {self.rows} rows of {self.width} tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProfile:
+    """An optimisation profile: the shapes that one set of kernels takes.
+
+    Attributes:
+        widths: Least, best and most tokens of a step.
+        rows: Least, best and most wanted rows.
+    """
+
+    widths: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for numbers in (self.widths, self.rows):
+            if len(numbers) != 3 or not 1 <= numbers[0] <= numbers[1] <= numbers[2]:
+                raise ValueError(f"a profile has {numbers}, expected least, best and most")
+
+    def takes(self, bucket: PlanBucket) -> bool:
+        """Whether a bucket's shape lies inside."""
+        inside = self.widths[0] <= bucket.width <= self.widths[2]
+        return inside and self.rows[0] <= bucket.rows <= self.rows[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +81,8 @@ class PlanRecord:
         precision: Of weights and products: ``fp16`` or ``fp32``.
         capacity: Tokens of prompt and output together.
         slots: ``S``, rows of the KV cache: capacity and the widest step.
-        profiles: Shapes a step can have, narrowest first.
+        buckets: Shapes that steps run in, narrowest first.
+        profiles: Optimisation profiles, as they are numbered in the plan.
         options: Builder options, as they are given on the command line.
         onnx: The canonical graph, as a path from the plan's folder, or the source it was traced from.
         onnx_sha256: Digest of that graph and its weights.
@@ -79,6 +103,7 @@ class PlanRecord:
     precision: str
     capacity: int
     slots: int
+    buckets: tuple[PlanBucket, ...]
     profiles: tuple[PlanProfile, ...]
     onnx: str
     onnx_sha256: str
@@ -92,8 +117,11 @@ class PlanRecord:
             raise ValueError(f"flavour {self.flavour!r} with form {self.form!r} is unknown")
         if self.precision not in ("fp16", "fp32"):
             raise ValueError(f"precision is {self.precision!r}, expected fp16 or fp32")
-        if not self.profiles or not 1 <= self.capacity < self.slots:
-            raise ValueError("there is no profile, or no room for a step beyond the capacity")
+        if not self.buckets or not 1 <= self.capacity < self.slots:
+            raise ValueError("there is no bucket, or no room for a step beyond the capacity")
+        for bucket in self.buckets:
+            if not any(profile.takes(bucket) for profile in self.profiles):
+                raise ValueError(f"no profile takes steps of {bucket.width} tokens")
 
     @property
     def float_type(self) -> str:
@@ -103,7 +131,12 @@ class PlanRecord:
     @property
     def step_width(self) -> int:
         """The widest step of which every row can be wanted."""
-        return max(p.width for p in self.profiles if p.rows == p.width)
+        return max(bucket.width for bucket in self.buckets if bucket.rows == bucket.width)
+
+    def profile_of(self, bucket: PlanBucket) -> int:
+        """Number of the narrowest profile that takes the bucket."""
+        fitting = [i for i, profile in enumerate(self.profiles) if profile.takes(bucket)]
+        return min(fitting, key=lambda index: self.profiles[index].widths[2])
 
     def graph(self, file: str) -> GraphEntry:
         """The plan as a bundle's graph."""

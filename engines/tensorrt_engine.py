@@ -1,4 +1,4 @@
-"""The engine on TensorRT or TensorRT-RTX: a plan, its profiles as width buckets, the cache on the device.
+"""The engine on TensorRT or TensorRT-RTX: a plan, steps in width buckets, the cache on the device.
 
 Not run on a GPU so far. What is here is checked against stand-ins for the two libraries that run the
 lowered graph on ONNX Runtime over the addresses they are given (`tests/fake_tensorrt.py`).
@@ -22,7 +22,7 @@ from lade_edge.engines.plan import (
     IN_PLACE,
     KV_ROWS,
     ROWS,
-    PlanProfile,
+    PlanBucket,
     PlanRecord,
     read_plan_record,
 )
@@ -41,7 +41,7 @@ from lade_edge.engines.tensorrt_library import (
     last_error,
     make_logger,
 )
-from lade_edge.engines.tensorrt_step import MASKS, ProfileStep, SharedState, input_shapes
+from lade_edge.engines.tensorrt_step import MASKS, BucketStep, SharedState, input_shapes
 
 _DTYPES: dict[str, str] = {
     "FLOAT": "float32",
@@ -57,7 +57,7 @@ class TensorRTEngine:
     Args:
         bundle: From `plan_check.open_plan`.
         capacity: Tokens one sequence may hold; None takes the plan's, more than that is refused.
-        max_width: Widest step, in tokens; the plan's widest profile bounds it.
+        max_width: Widest step, in tokens; the plan's widest bucket bounds it.
         library: Imports a flavour; None imports the one the plan was built with.
         driver: Asks the driver.
         cuda: Makes the CUDA runtime.
@@ -108,10 +108,10 @@ class TensorRTEngine:
         self._runtime, self._engine = self._deserialise(found, plan.read_bytes())
         self._dtypes = self._tensor_types()
         self._shared = self._allocate(found.module)
-        self._steps: dict[PlanProfile, ProfileStep] = {}
+        self._steps: dict[PlanBucket, BucketStep] = {}
         self._length = 0
         self._run_s = 0.0
-        self._last: tuple[ProfileStep, int] | None = None
+        self._last: tuple[BucketStep, int] | None = None
 
     @property
     def spec(self) -> EngineSpec:
@@ -138,12 +138,12 @@ class TensorRTEngine:
         seconds, start = 0.0, 0
         while start < len(tokens):
             room = self._record.slots - self._length
-            profile = choose_profile(self._record.profiles, len(tokens) - start, 1, room)
-            part = tokens[start : start + profile.width]
+            bucket = choose_bucket(self._record.buckets, len(tokens) - start, 1, room)
+            part = tokens[start : start + bucket.width]
             width = len(part)
             positions = np.arange(self._length, self._length + width)
             causal = np.tri(width, dtype=np.bool_)
-            result = self._run(profile, part, positions, causal, np.array([width - 1]))
+            result = self._run(bucket, part, positions, causal, np.array([width - 1]))
             seconds += self._run_s
             self._commit(range(width))
             start += width
@@ -153,15 +153,15 @@ class TensorRTEngine:
     def step(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
         """Run tokens without committing them; see `protocol.Engine.step`."""
         if not 1 <= len(tokens) <= self._spec.max_width:
-            widths = sorted(p.width for p in self._record.profiles if p.rows == p.width)
+            widths = sorted(p.width for p in self._record.buckets if p.rows == p.width)
             raise CapacityError(
-                f"input_ids has {len(tokens)} tokens, the plan's profiles take "
+                f"input_ids has {len(tokens)} tokens, the plan's steps are of "
                 f"{', '.join(map(str, widths))} and the engine was opened for at most "
                 f"{self._spec.max_width}; build the plan with other --widths"
             )
         room = self._record.slots - self._length
-        profile = choose_profile(self._record.profiles, len(tokens), len(rows), room, whole=True)
-        return self._run(profile, tokens, positions, visible, rows)
+        bucket = choose_bucket(self._record.buckets, len(tokens), len(rows), room, whole=True)
+        return self._run(bucket, tokens, positions, visible, rows)
 
     def logits(self, index: int) -> Float32Array:
         """Logits of a wanted row of the last step, a copy."""
@@ -182,16 +182,16 @@ class TensorRTEngine:
 
     def _run(
         self,
-        profile: PlanProfile,
+        bucket: PlanBucket,
         tokens: Ids,
         positions: Ids,
         visible: BoolArray,
         rows: Int64Array,
     ) -> StepResult:
-        step = self._steps.get(profile)
+        step = self._steps.get(bucket)
         if step is None:
-            index = self._record.profiles.index(profile)
-            step = self._steps[profile] = ProfileStep(self._shared, index, profile)
+            index = self._record.profile_of(bucket)
+            step = self._steps[bucket] = BucketStep(self._shared, index, bucket)
         step.write(self._length, tokens, positions, visible, rows)
         started = perf_counter()
         step.run()
@@ -203,7 +203,7 @@ class TensorRTEngine:
         """Queue the copies that commit rows; the next step is queued behind them."""
         if slots and self._last is not None:
             if self._record.form == ROWS:
-                width = self._last[0].profile.width
+                width = self._last[0].bucket.width
                 rows = self._shared.rows_address
                 self._shared.cache.take(self._length, rows, width, slots)
             else:
@@ -266,11 +266,11 @@ class TensorRTEngine:
             (address, size),
             (strategy,),
         )
-        most_rows = max(profile.rows for profile in record.profiles)
+        most_rows = max(bucket.rows for bucket in record.buckets)
         logits_bytes = most_rows * model.vocab_size * 4
         shared.logits_address = self._cuda.allocate(logits_bytes, "the logits of a step")
         if record.form == ROWS:
-            widest = max(profile.width for profile in record.profiles)
+            widest = max(bucket.width for bucket in record.buckets)
             rows_bytes = cache.num_bytes // record.slots * widest
             shared.rows_address = self._cuda.allocate(rows_bytes, "the new rows of a step")
         return shared
@@ -281,7 +281,7 @@ _OPTIONAL = frozenset({"position_ids", *MASKS, *MASKS.values()})
 
 def tensor_names(record: PlanRecord) -> set[str]:
     """Inputs and outputs a plan of this form has; masks and positions may be missing."""
-    names = {*input_shapes(record, record.profiles[0]), "logits", "top_logits", "top_ids"}
+    names = {*input_shapes(record, record.buckets[0]), "logits", "top_logits", "top_ids"}
     caches = {f"{kind}_cache.{layer}" for kind in "kv" for layer in range(record.model.num_layers)}
     if record.form == ROWS:
         return (names | caches | {KV_ROWS}) - {"write_index"}
@@ -289,13 +289,13 @@ def tensor_names(record: PlanRecord) -> set[str]:
     return (names | caches | updated) - set(MASKS.values())
 
 
-def choose_profile(
-    profiles: Sequence[PlanProfile], width: int, rows: int, room: int, *, whole: bool = False
-) -> PlanProfile:
-    """The narrowest profile that takes the step; for a chunk too long for any, the widest that fits.
+def choose_bucket(
+    buckets: Sequence[PlanBucket], width: int, rows: int, room: int, *, whole: bool = False
+) -> PlanBucket:
+    """The narrowest bucket that takes the step; for a chunk too long for any, the widest that fits.
 
     Args:
-        profiles: Those of the plan.
+        buckets: Those of the plan.
         width: Tokens left to run.
         rows: Wanted rows.
         room: Slots from the first one written to the end of the cache; padding needs them too.
@@ -305,11 +305,11 @@ def choose_profile(
         CapacityError: If none fits.
     """
     least = width if whole else 1
-    fitting = [p for p in profiles if least <= p.width <= room and p.rows >= rows]
+    fitting = [p for p in buckets if least <= p.width <= room and p.rows >= rows]
     if not fitting:
         raise CapacityError(
-            f"a step of {width} tokens with {rows} wanted rows has no profile among "
-            f"{', '.join(f'{p.width}x{p.rows}' for p in profiles)} in the {room} slots left; build "
+            f"a step of {width} tokens with {rows} wanted rows has no bucket among "
+            f"{', '.join(f'{p.width}x{p.rows}' for p in buckets)} in the {room} slots left; build "
             "the plan with more --widths or a larger --capacity"
         )
     enough = [p for p in fitting if p.width >= width]

@@ -1,4 +1,4 @@
-"""One optimisation profile ready to run: a context, its memory, addresses set once, a CUDA graph."""
+"""Steps of one width ready to run: a context, its memory, addresses set once, a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lade_edge.engines.device_cache import DeviceKVCache
 from lade_edge.engines.errors import EngineError
 from lade_edge.engines.manifest import ModelSpec
 from lade_edge.engines.masks import MASKED, MaskWriter
-from lade_edge.engines.plan import KV_ROWS, ROWS, PlanProfile, PlanRecord
+from lade_edge.engines.plan import KV_ROWS, ROWS, PlanBucket, PlanRecord
 from lade_edge.engines.protocol import BoolArray, Float32Array, Ids, Int64Array, StepResult
 from lade_edge.engines.step_arena import StepArena
 from lade_edge.engines.tensorrt_library import last_error
@@ -21,7 +21,7 @@ MASKS = {"attn_mask": "step_mask", "attn_mask_window": "step_mask_window"}
 
 
 class SharedState:
-    """What the profiles of one engine have in common.
+    """What the buckets of one engine have in common.
 
     Args:
         cuda: Device memory and stream.
@@ -53,24 +53,24 @@ class SharedState:
         self.dtypes = dtypes
         self.scratch = scratch
         self.allocation = allocation
-        self.logits_address = 0  # set by the engine: one buffer for the widest profile
+        self.logits_address = 0  # set by the engine: one buffer for the widest bucket
         self.rows_address = 0  # likewise: (2 L, H_kv, width, D), new rows of the step
 
 
-class ProfileStep:
-    """Runs steps of up to ``profile.width`` tokens, padded to it.
+class BucketStep:
+    """Runs steps of up to ``bucket.width`` tokens, padded to it.
 
     A padded token has id and position 0 and sees nothing; its row of the cache lies beyond the step's
     and is never seen. A padded wanted row repeats row 0.
 
     Args:
-        shared: What all profiles have in common.
-        index: Number of the profile in the plan.
-        profile: Its shape.
+        shared: What all buckets have in common.
+        index: Number of its profile in the plan.
+        bucket: Shape of the steps.
     """
 
-    def __init__(self, shared: SharedState, index: int, profile: PlanProfile) -> None:
-        self.profile = profile
+    def __init__(self, shared: SharedState, index: int, bucket: PlanBucket) -> None:
+        self.bucket = bucket
         self._shared = shared
         record, model = shared.record, shared.record.model
         self._writers = {
@@ -79,9 +79,9 @@ class ProfileStep:
             if name in shared.dtypes
         }
         # the whole mask of a step, from which that of the rows form is cut in two
-        self._whole = np.empty((profile.width, record.slots), record.float_type)
-        self._inputs = StepArena(shared.cuda, self._tensors(input_shapes(record, profile)))
-        self._outputs = StepArena(shared.cuda, self._tensors(result_shapes(model, profile)))
+        self._whole = np.empty((bucket.width, record.slots), record.float_type)
+        self._inputs = StepArena(shared.cuda, self._tensors(input_shapes(record, bucket)))
+        self._outputs = StepArena(shared.cuda, self._tensors(result_shapes(model, bucket)))
         self._context = self._make_context(index)
         self._launch: Any = None
         self._runs = 0
@@ -156,7 +156,7 @@ class ProfileStep:
         if not self._context.execute_async_v3(int(self._shared.cuda.stream)):
             reason = last_error(self._shared.logger, "no reason given")
             raise EngineError(
-                f"TensorRT failed in a step of {self.profile.width} tokens ({reason}); build the "
+                f"TensorRT failed in a step of {self.bucket.width} tokens ({reason}); build the "
                 "plan again on this machine"
             )
         self._outputs.download()
@@ -173,7 +173,7 @@ class ProfileStep:
         if not context.set_optimization_profile_async(index, stream):
             raise EngineError(f"the plan has no profile {index}; build it again")
         shared.cuda.synchronise()
-        for name, (shape, _) in input_shapes(shared.record, self.profile).items():
+        for name, (shape, _) in input_shapes(shared.record, self.bucket).items():
             if name in shared.dtypes and not context.set_input_shape(name, shape):
                 raise EngineError(
                     f"the plan refuses {name} of shape {list(shape)} in profile {index}; its "
@@ -185,7 +185,7 @@ class ProfileStep:
         return context
 
     def _addresses(self) -> dict[str, int]:
-        """Where every tensor of the plan lies in this profile."""
+        """Where every tensor of the plan lies in this bucket."""
         shared, cache = self._shared, self._shared.cache
         found = {**self._inputs.address, **self._outputs.address}
         found |= {"logits": shared.logits_address, KV_ROWS: shared.rows_address}
@@ -204,15 +204,13 @@ class ProfileStep:
         }
 
 
-def input_shapes(
-    record: PlanRecord, profile: PlanProfile
-) -> dict[str, tuple[tuple[int, ...], str]]:
+def input_shapes(record: PlanRecord, bucket: PlanBucket) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of every input of a step but the cache; a plan may lack some."""
-    width, slots = profile.width, record.slots
+    width, slots = bucket.width, record.slots
     shapes = {
         "input_ids": ((1, width), "int64"),
         "position_ids": ((1, width), "int64"),
-        "logit_rows": ((profile.rows,), "int64"),
+        "logit_rows": ((bucket.rows,), "int64"),
         "write_index": ((1,), "int64"),
     }
     for far, near in MASKS.items():
@@ -221,7 +219,7 @@ def input_shapes(
     return shapes
 
 
-def result_shapes(model: ModelSpec, profile: PlanProfile) -> dict[str, tuple[tuple[int, ...], str]]:
+def result_shapes(model: ModelSpec, bucket: PlanBucket) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of what every step brings back to the host."""
-    shape = (1, profile.rows, model.top_k)
+    shape = (1, bucket.rows, model.top_k)
     return {"top_ids": (shape, "int64"), "top_logits": (shape, "float32")}

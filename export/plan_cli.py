@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TARGET = "tensorrt"
 _OWN = (
     "--widths", "--workspace", "--timing-cache", "--hardware-compatible", "--version-compatible",
-    "--strip-weights", "--device", "--force",
+    "--strip-weights", "--device", "--force", "--profile-per-width",
 )  # fmt: skip
 _FOREIGN = ("--slim", "--no-check", "--calibrate", "--allow-quality-loss")
 _MEANING = {
@@ -40,7 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--widths", type=_widths, metavar="T,T,...",
-        help="steps to make profiles for, in tokens (default: 1,2,4,8,16,32,64)",
+        help="widths at which steps run, in tokens (default: 1,2,4,8,16,32,64)",
+    )  # fmt: skip
+    group.add_argument(
+        "--profile-per-width", action="store_true",
+        help="kernels of their own for each width; a plan several times the size with TensorRT-RTX",
     )  # fmt: skip
     group.add_argument(
         "--workspace", type=int, metavar="MB", help="most memory a layer may work in"
@@ -137,6 +141,7 @@ def _options(arguments: argparse.Namespace, given: Collection[str]) -> PlanOptio
         precision=arguments.precision if "--precision" in given else "fp16",
         capacity=arguments.capacity,
         widths=arguments.widths or DEFAULT_WIDTHS,
+        profile_per_width=arguments.profile_per_width,
         builder=BuilderOptions(
             workspace_mb=arguments.workspace,
             timing_cache=arguments.timing_cache,
@@ -200,8 +205,8 @@ def _print_report(report: PlanReport) -> None:
     kept = report.layers.get("KV_CACHE_UPDATE", 0)
     form = f"{kept} cache layers updated in place" if kept else "cache read only, new rows copied"
     out(f"  form {record.form}: {form}\n")
-    widths = ", ".join(str(p.width) for p in record.profiles if p.rows == p.width)
-    chunks = ", ".join(str(p.width) for p in record.profiles if p.rows != p.width)
+    widths = ", ".join(str(p.width) for p in record.buckets if p.rows == p.width)
+    chunks = ", ".join(str(p.width) for p in record.buckets if p.rows != p.width)
     out(f"  steps of {widths} tokens{f', prompts in chunks of {chunks}' if chunks else ''}; ")
     out(f"capacity {record.capacity}\n")
     for note in report.notes:

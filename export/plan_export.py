@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from lade_edge.engines.plan import (
     IN_PLACE,
     PLAN_SUFFIX,
     ROWS,
+    PlanBucket,
     PlanProfile,
     PlanRecord,
     fingerprint_path,
@@ -40,6 +41,7 @@ from lade_edge.export.tensorrt_build import (
 DEFAULT_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_WIDTH = 256
 _WIDEST = 1024
+_BEST_WIDTH = 8  # tokens: what most steps of a lookahead are like
 _SLOT_UNIT = 64  # keeps every tensor of the cache on the 256-byte boundary TensorRT asks for
 
 Stage = Callable[[str, int, int], None]
@@ -52,8 +54,10 @@ class PlanOptions:
     Attributes:
         precision: ``fp16``, or ``fp32`` for comparisons.
         capacity: Tokens of prompt and output together; None takes the graph's default.
-        widths: Steps the plan has profiles for, in tokens; others are padded to the next.
+        widths: Widths at which steps run, in tokens; others are padded to the next.
         prefill: Tokens of a prompt's chunk.
+        profile_per_width: Kernels of their own for each width, in place of one set for all. With
+            TensorRT-RTX every profile holds the weights again.
         form: ``in_place`` or ``rows``; None takes the first that the library accepts.
         builder: What to ask of the builder.
         flavour: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever is installed.
@@ -68,6 +72,7 @@ class PlanOptions:
     capacity: int | None = None
     widths: tuple[int, ...] = DEFAULT_WIDTHS
     prefill: int = PREFILL_WIDTH
+    profile_per_width: bool = False
     form: str | None = None
     builder: BuilderOptions = field(default_factory=BuilderOptions)
     flavour: str | None = None
@@ -87,13 +92,21 @@ class PlanOptions:
         if self.form not in (None, IN_PLACE, ROWS):
             raise ConfigError(f"form {self.form} is unknown; choose {IN_PLACE} or {ROWS}")
 
-    def profiles(self) -> tuple[PlanProfile, ...]:
-        """Profiles of the steps, narrowest first, and that of a prompt's chunk."""
+    def buckets(self, slots: int) -> tuple[PlanBucket, ...]:
+        """Shapes of the steps, narrowest first, and that of a prompt's chunk, within the cache."""
         widths = sorted(set(self.widths))
-        steps = [PlanProfile(width=width, rows=width) for width in widths]
+        steps = [PlanBucket(width=width, rows=width) for width in widths]
         if self.prefill > widths[-1]:
-            steps.append(PlanProfile(width=self.prefill, rows=1))
-        return tuple(steps)
+            steps.append(PlanBucket(width=self.prefill, rows=1))
+        return tuple(step for step in steps if step.width <= slots)
+
+    def profiles(self, buckets: Sequence[PlanBucket]) -> tuple[PlanProfile, ...]:
+        """Profiles that take these shapes."""
+        if self.profile_per_width:
+            return tuple(PlanProfile(widths=(b.width,) * 3, rows=(b.rows,) * 3) for b in buckets)
+        widest, most = max(b.width for b in buckets), max(b.rows for b in buckets)
+        best = min(_BEST_WIDTH, most)
+        return (PlanProfile(widths=(1, best, widest), rows=(1, best, most)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +219,9 @@ def _build(
             f"--capacity {capacity} exceeds the {spec.max_position} positions this model was made "
             "for; choose a lower one"
         )
-    profiles = options.profiles()
     slots = -(-(capacity + max(options.widths)) // _SLOT_UNIT) * _SLOT_UNIT
-    profiles = tuple(p for p in profiles if p.width <= slots)
+    buckets = options.buckets(slots)
+    profiles = options.profiles(buckets)
     stage("lower", 0, 1)
     notes: list[str] = []
     builder, form, weights = _parse(bundle, work, library, options, slots, notes)
@@ -237,6 +250,7 @@ def _build(
         precision=options.precision,
         capacity=capacity,
         slots=slots,
+        buckets=buckets,
         profiles=profiles,
         onnx=_origin(source, out),
         onnx_sha256=graph_digest(bundle),
@@ -301,6 +315,7 @@ def _words(options: PlanOptions) -> tuple[str, ...]:
     words = ["--precision", options.precision] if options.precision != "fp16" else []
     if options.widths != DEFAULT_WIDTHS:
         words += ["--widths", ",".join(map(str, options.widths))]
+    words += ["--profile-per-width"] if options.profile_per_width else []
     return (*words, *options.builder.words)
 
 

@@ -171,7 +171,7 @@ class PlanBuilder:
         """Build the plan.
 
         Args:
-            profiles: Shapes a step can have.
+            profiles: Optimisation profiles, in order.
             options: Checked by `check_options`.
             progress: Told phase, steps done and steps in all.
 
@@ -214,13 +214,14 @@ class PlanBuilder:
         made = self._builder.create_optimization_profile()
         for index in range(self._network.num_inputs):
             tensor = self._network.get_input(index)
-            shape = profile_shape(tensor.name, tuple(tensor.shape), profile)
-            if shape is not None:
-                made.set_shape(tensor.name, shape, shape, shape)
+            shape = tuple(tensor.shape)
+            if -1 in shape:
+                least, best, most = profile_shapes(tensor.name, shape, profile)
+                made.set_shape(tensor.name, least, best, most)
         if config.add_optimization_profile(made) < 0:
             raise ExportError(
-                f"{self._library.title} refuses a profile of {profile.width} tokens with "
-                f"{profile.rows} wanted rows ({last_error(self._logger, 'no reason given')}); "
+                f"{self._library.title} refuses a profile of {list(profile.widths)} tokens with "
+                f"{list(profile.rows)} wanted rows ({last_error(self._logger, 'no reason given')}); "
                 "choose other --widths"
             )
 
@@ -255,14 +256,12 @@ class PlanBuilder:
         return f"{self._library.title} can't build the plan ({reason}); {advice}"
 
 
-def profile_shape(
+def profile_shapes(
     name: str, shape: tuple[int, ...], profile: PlanProfile
-) -> tuple[int, ...] | None:
-    """Shape of an input in a profile; None for one without free dimensions."""
-    if -1 not in shape:
-        return None
-    free = profile.rows if name == "logit_rows" else profile.width
-    return tuple(free if dim == -1 else dim for dim in shape)
+) -> list[tuple[int, ...]]:
+    """Least, best and largest shape of an input with free dimensions, which are -1 in ``shape``."""
+    free = profile.rows if name == "logit_rows" else profile.widths
+    return [tuple(number if dim == -1 else dim for dim in shape) for number in free]
 
 
 def _flags(options: BuilderOptions) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from lade_edge.engines import describe_file, open_bundle
 from lade_edge.engines.plan import (
+    PlanBucket,
     PlanProfile,
     PlanRecord,
     fingerprint_path,
@@ -18,9 +19,9 @@ from lade_edge.engines.plan import (
 from lade_edge.export.half_precision import convert_to_half
 from lade_edge.export.lower_tensorrt import lower_for_tensorrt
 
-PROFILES = (
-    *(PlanProfile(width=w, rows=w) for w in (1, 2, 4, 8, 16)),
-    PlanProfile(width=32, rows=1),
+BUCKETS = (
+    *(PlanBucket(width=w, rows=w) for w in (1, 2, 4, 8, 16)),
+    PlanBucket(width=32, rows=1),
 )
 
 
@@ -56,7 +57,8 @@ def make_plan(
         precision=precision,
         capacity=100,
         slots=128,
-        profiles=PROFILES,
+        buckets=BUCKETS,
+        profiles=(PlanProfile(widths=(1, 8, 32), rows=(1, 8, 16)),),
         onnx=str(canonical),
         onnx_sha256="0" * 64,
         model=manifest.model,

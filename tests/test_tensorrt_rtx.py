@@ -51,9 +51,18 @@ def test_in_place_layers_are_in_the_network(tiny_bundle: Path, tmp_path: Path) -
     assert found["layers"]["KV_CACHE_UPDATE"] == 4
     assert found["layers"]["ATTENTION_INPUT"] == 2
     record = read_plan_record(tmp_path / "a.plan")
-    assert [(p.width, p.rows) for p in record.profiles] == [(1, 1), (8, 8), (32, 1)]
+    assert [(b.width, b.rows) for b in record.buckets] == [(1, 1), (8, 8), (32, 1)]
+    assert [(p.widths, p.rows) for p in record.profiles] == [((1, 8, 32), (1, 8, 8))]
     assert (record.flavour, record.precision, record.slots) == ("tensorrt_rtx", "fp16", 128)
     assert open_bundle(tmp_path / "a.plan").manifest.capacity == 100
+
+
+def test_a_profile_per_width(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.plan"
+    build(tiny_bundle / "model.onnx", out, widths=[1, 8], prefill=32, profile_per_width=True)
+    record = read_plan_record(out)
+    assert [record.profile_of(bucket) for bucket in record.buckets] == [0, 1, 2]
+    assert "--profile-per-width" in record.rebuild_command(out)
 
 
 def test_the_form_for_older_parsers_builds_too(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -106,8 +115,8 @@ def test_refusals_leave_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["in_place", "rows"])
 def test_a_real_model(form: str, smollm2_bundle: Path, tmp_path: Path) -> None:
-    """30 layers; one profile, since every further one takes as long again."""
+    """30 layers, all widths in one profile: the weights are in the plan once."""
     source, out = smollm2_bundle / "model.onnx", tmp_path / "a.plan"
-    found = build(source, out, capacity=1024, widths=[8], prefill=8, form=form)
+    found = build(source, out, capacity=1024, form=form)
     assert found["layers"].get("KV_CACHE_UPDATE", 0) == (60 if form == "in_place" else 0)
     assert 270e6 < out.stat().st_size < 300e6

@@ -24,7 +24,7 @@ def test_a_plan(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     plan = make_plan(tiny_bundle / "model.onnx", tmp_path, "rows")
     assert main([str(plan)]) == 0
     out = capsys.readouterr().out
-    assert "profiles: 1x1, 2x2, 4x4, 8x8, 16x16, 32x1" in out
+    assert "buckets: 1x1, 2x2, 4x4, 8x8, 16x16, 32x1" in out
     assert "compute capabilities: 8.7" in out
     assert "rebuild: lade-export" in out
     plan.write_bytes(b"other")

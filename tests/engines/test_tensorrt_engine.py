@@ -1,6 +1,6 @@
 """The TensorRT adapter over stand-ins that run the lowered graph on ONNX Runtime.
 
-What holds here is our own code: which profile, what is padded, what the masks say, which address every
+What holds here is our own code: which width, what is padded, what the masks say, which address every
 tensor has, what is copied where. Nothing of this ran on a GPU.
 """
 
@@ -17,11 +17,11 @@ from fake_tensorrt import ONE_DEVICE, FakeCudaApi, fake_library
 from lade_edge.engines import CapacityError, EngineError, open_bundle, open_engine
 from lade_edge.engines.cuda_runtime import CudaRuntime
 from lade_edge.engines.device_cache import Move, moves
-from lade_edge.engines.plan import PlanProfile
+from lade_edge.engines.plan import PlanBucket
 from lade_edge.engines.protocol import Engine
 from lade_edge.engines.step_arena import ALIGNMENT, lay_out
-from lade_edge.engines.tensorrt_engine import TensorRTEngine, choose_profile
-from plans import PROFILES, make_plan
+from lade_edge.engines.tensorrt_engine import TensorRTEngine, choose_bucket
+from plans import BUCKETS, make_plan
 from reference_steps import TREE, engine_logits, random_step
 
 FORMS = ("in_place", "rows")
@@ -153,7 +153,7 @@ def test_too_much_is_refused_with_the_way_out(plans: Any) -> None:
     with pytest.raises(CapacityError, match="101 tokens after 0 committed ones don't fit"):
         engine.prefill(np.resize(TOKENS, 101))
     with pytest.raises(
-        CapacityError, match=r"13 tokens, the plan's profiles take 1, 2, 4, 8, 16.*--widths"
+        CapacityError, match=r"13 tokens, the plan's steps are of 1, 2, 4, 8, 16.*--widths"
     ):
         chain_step(engine, TOKENS[:13])
     with pytest.raises(
@@ -218,15 +218,13 @@ def test_moves_from_elsewhere_are_runs() -> None:
         (5, 1, 7, (4, 4)),
     ],
 )
-def test_choice_of_profile(width: int, rows: int, room: int, chosen: tuple[int, int]) -> None:
-    assert choose_profile(PROFILES, width, rows, room) == PlanProfile(
-        width=chosen[0], rows=chosen[1]
-    )
+def test_choice_of_bucket(width: int, rows: int, room: int, chosen: tuple[int, int]) -> None:
+    assert choose_bucket(BUCKETS, width, rows, room) == PlanBucket(width=chosen[0], rows=chosen[1])
 
 
-def test_no_profile_for_a_step() -> None:
-    with pytest.raises(CapacityError, match="17 tokens with 17 wanted rows has no profile"):
-        choose_profile(PROFILES, 17, 17, 99, whole=True)
+def test_no_bucket_for_a_step() -> None:
+    with pytest.raises(CapacityError, match="17 tokens with 17 wanted rows has no bucket"):
+        choose_bucket(BUCKETS, 17, 17, 99, whole=True)
 
 
 def test_places_are_aligned() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lade_edge.engines import ConfigError, ExportError
+from lade_edge.engines.plan import PlanProfile
 from lade_edge.engines.tensorrt_library import TensorRTLibrary
 from lade_edge.export import build_memory
 from lade_edge.export.cli import main
@@ -17,9 +18,8 @@ from lade_edge.export.tensorrt_build import (
     BuilderOptions,
     check_options,
     preferred_forms,
-    profile_shape,
+    profile_shapes,
 )
-from plans import PROFILES
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -109,11 +109,10 @@ def test_the_form_follows_what_the_library_has() -> None:
 
 
 def test_shapes_of_a_profile() -> None:
-    chunk = PROFILES[-1]
-    assert profile_shape("logit_rows", (-1,), chunk) == (1,)
-    assert profile_shape("attn_mask", (1, 1, -1, 128), chunk) == (1, 1, 32, 128)
-    assert profile_shape("step_mask", (1, 1, -1, -1), chunk) == (1, 1, 32, 32)
-    assert profile_shape("k_cache.0", (1, 2, 128, 16), chunk) is None
+    profile = PlanProfile(widths=(1, 8, 32), rows=(1, 8, 16))
+    assert profile_shapes("logit_rows", (-1,), profile) == [(1,), (8,), (16,)]
+    assert profile_shapes("attn_mask", (1, 1, -1, 128), profile)[2] == (1, 1, 32, 128)
+    assert profile_shapes("step_mask", (1, 1, -1, -1), profile)[1] == (1, 1, 8, 8)
 
 
 def test_memory_is_refused_with_figures(tiny_bundle: Path, tmp_path: Path) -> None:
