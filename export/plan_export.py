@@ -226,7 +226,7 @@ def _build(
     notes: list[str] = []
     builder, form, weights = _parse(bundle, work, library, options, slots, notes)
     element = 2 if options.precision == "fp16" else 4
-    memory = estimate(weights, spec, slots, element, options.builder.workspace_mb)
+    memory = estimate(weights, spec, slots, element, options.builder.workspace_mb, len(profiles))
     say(memory.sentence())
     if not options.force:
         refuse_too_large(memory, available_memory())
