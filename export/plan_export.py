@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,6 +26,7 @@ from lade_edge.engines.plan import (
 )
 from lade_edge.engines.plan_check import graph_digest
 from lade_edge.engines.tensorrt_library import TensorRTLibrary, import_tensorrt
+from lade_edge.export.atomic_folder import remove_abandoned, work_folder
 from lade_edge.export.build_memory import available_memory, estimate, refuse_too_large
 from lade_edge.export.half_precision import check_range, convert_to_half
 from lade_edge.export.lower_tensorrt import lower_for_tensorrt
@@ -335,7 +335,9 @@ def _work_folder(out: Path) -> Iterator[Path]:
     """A folder on the plan's own file system, gone afterwards."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        remove_abandoned(out)
+        folder = work_folder(out)
+        folder.mkdir()
     except OSError as error:
         raise ExportError(
             f"can't write to {out.parent}: {error.strerror}; choose another -o"

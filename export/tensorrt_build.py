@@ -6,8 +6,11 @@ so precision is in the graph. What a library can do is asked of it, never told b
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,7 +189,8 @@ class PlanBuilder:
         monitor = _make_monitor(trt, progress)
         config.progress_monitor = monitor
         cache = self._timing_cache(config, options.timing_cache)
-        content = self._builder.build_serialized_network(self._network, config)
+        with _interrupting(monitor):
+            content = self._builder.build_serialized_network(self._network, config)
         if monitor.interrupted:
             raise KeyboardInterrupt
         if content is None:
@@ -280,6 +284,23 @@ def _network_flags(trt: Any) -> int:
     return 0 if typed is None else 1 << int(typed)
 
 
+@contextlib.contextmanager
+def _interrupting(monitor: Any) -> Iterator[None]:
+    """Let Ctrl-C stop the build: an exception raised in a callback would be lost in the library."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(*_: object) -> None:
+        monitor.interrupted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _make_monitor(trt: Any, progress: BuildProgress) -> Any:
     """A progress monitor that reports phases and stops the build on Ctrl-C."""
 
@@ -296,10 +317,7 @@ def _make_monitor(trt: Any, progress: BuildProgress) -> Any:
             self._steps.pop(phase, None)
 
         def step_complete(self, phase: str, step: int) -> bool:
-            try:
-                progress(phase, step + 1, self._steps.get(phase, step + 1))
-            except KeyboardInterrupt:
-                self.interrupted = True
+            progress(phase, step + 1, self._steps.get(phase, step + 1))
             return not self.interrupted
 
     return _Monitor()

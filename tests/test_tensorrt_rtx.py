@@ -112,6 +112,26 @@ def test_refusals_leave_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupted_build_leaves_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from lade_edge.export.plan_export import PlanOptions, export_plan\n"
+        "def stage(name, done, total):\n"
+        "    if name not in ('lower', 'write'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "try:\n"
+        "    export_plan(sys.argv[1], Path(sys.argv[2]), PlanOptions(capacity=100), stage)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped')\n"
+    )
+    abandoned = tmp_path / ".a.plan.partial-99999999"
+    abandoned.mkdir()
+    ended = run_rtx("-c", script, str(tiny_bundle / "model.onnx"), str(tmp_path / "a.plan"))
+    assert ended.stdout == "stopped\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["in_place", "rows"])
 def test_a_real_model(form: str, smollm2_bundle: Path, tmp_path: Path) -> None:
