@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
 from lade_edge.engines import ExportError, LadeError
@@ -99,6 +100,7 @@ def load_source(source: str) -> Source:
                 f"{source} is a bundle; to lower it further name its canonical graph, "
                 f"{path / 'model.onnx'}"
             )
+        _check_adapter(source, source)
         if not (path / "config.json").is_file():
             raise ExportError(
                 f"{source} holds no config.json; expected a Hugging Face model folder, a hub id, "
@@ -110,7 +112,18 @@ def load_source(source: str) -> Source:
             f"{source} is not a model; expected a Hugging Face folder, a hub id like org/name, "
             "a .gguf file or a model.onnx"
         )
+    with _quiet(), _one_sentence(f"{source} can't be read as a model"):
+        _check_adapter(source, source)
     return _load(source, source.split("/")[1], source)
+
+
+def _check_adapter(where: str, origin: str) -> None:
+    """Transformers would leave an adapter out without a word."""
+    if find_adapter_config_file(where):
+        raise ExportError(
+            f"{origin} holds an adapter (adapter_config.json), which can't be exported; merge it "
+            "into the model's weights first, with peft's merge_and_unload"
+        )
 
 
 def _check_gguf(path: Path) -> None:

@@ -86,7 +86,7 @@ def run_bench(
         `CategoryResult`), ``peak_memory_mb``, and of automatic decoding ``auto_widths`` (steps by
         width), ``proposed`` and ``accepted`` (draft tokens by source).
     """
-    _check_fit(model, prompts)
+    _check_fit(model, prompts, max_new_tokens)
     model.profile()  # measured before, not inside the first answer
     model.generate(prompts[0].text, raw=prompts[0].raw, max_new_tokens=8, mode="plain")
     measured: list[dict[str, list[tuple[Generation, Generation]]]] = []
@@ -162,7 +162,7 @@ def _round(
     return by_category
 
 
-def _check_fit(model: Model, prompts: Sequence[BenchPrompt]) -> None:
+def _check_fit(model: Model, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> None:
     """Find a prompt that can't be run before the first one is."""
     for prompt in prompts:
         try:
@@ -171,8 +171,9 @@ def _check_fit(model: Model, prompts: Sequence[BenchPrompt]) -> None:
             raise ConfigError(f"prompt {prompt.id} can't be used: {error}") from error
         if length >= model.engine.spec.capacity:
             raise ConfigError(
-                f"prompt {prompt.id} has {length} tokens, the KV cache holds "
-                f"{model.engine.spec.capacity}; leave it out or export with a larger capacity"
+                f"prompt {prompt.id} has {length} tokens and {max_new_tokens} new ones are asked "
+                f"for, but the KV cache holds {model.engine.spec.capacity} in all; leave it out or "
+                "export with a larger capacity (lade-export --capacity)"
             )
 
 

@@ -73,9 +73,9 @@ class DeviceProfile:
         """
         expected = self.at(length)
         known = {width: spent for width, spent in seconds.items() if width in expected and spent}
-        if not known:
-            return 1.0
         total = sum(median(spent) * len(spent) for spent in known.values())
+        if not total:  # no steps, or too short for the clock
+            return 1.0
         return 1e3 * total / sum(expected[width] * len(spent) for width, spent in known.items())
 
     def corrected(self, seconds: Mapping[int, Sequence[float]], length: int) -> DeviceProfile:
@@ -92,7 +92,7 @@ class DeviceProfile:
         factors = {
             width: 1 + _CORRECTION * (1e3 * median(spent) / (drift * expected[width]) - 1)
             for width, spent in seconds.items()
-            if width in expected and len(spent) >= _LEAST_STEPS
+            if width in expected and len(spent) >= _LEAST_STEPS and median(spent)
         }
         if len(factors) < 2:
             return self

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from lade_edge.runtime.step_cost import StepCost
 
 
-_Entry = tuple[float, int, int, tuple[int, ...]]  # minus path chance, parent, token, classes
-
-
-Candidate = tuple[float, tuple[int, ...]]
-"""A proposed token's chance, the best of its proposers' estimates, and their classes, best first."""
+_Entry = tuple[float, int, int, int]  # minus path chance, parent, token, class
 
 
 class Grown(NamedTuple):
@@ -32,17 +28,15 @@ class Grown(NamedTuple):
         tokens: Token of each node.
         parents: Parent of each node.
         chances: Path probability of each node.
-        kinds: Classes that proposed each node, best first.
+        kinds: The surest class that proposed each node; of the root, nothing.
         contexts: Last tokens up to and including each node.
-        candidates: What was proposed after each node.
     """
 
     tokens: list[int]
     parents: list[int]
     chances: list[float]
-    kinds: list[tuple[int, ...]]
+    kinds: list[int]
     contexts: list[tuple[int, ...]]
-    candidates: list[dict[int, Candidate]]
 
 
 class Grower:
@@ -78,56 +72,70 @@ class Grower:
             max_depth: Drafts in a row that could still be emitted with a token after them.
             cost: Says when a node can't pay any more.
         """
-        tree = Grown([context[-1]], [0], [1.0], [()], [context], [])
+        tree = Grown([context[-1]], [0], [1.0], [-1], [context])
         depths = [0]
         heap: list[_Entry] = []
-        self._expand(tree, 0, heap if max_depth > 0 else None, cost.least)
+        worth, least = cost.worth, cost.least
+        count, widest = 1, len(worth) - 1
+        if max_depth > 0 and widest > 1:
+            self._expand(context, 0, 1.0, heap, least)
         while heap:
-            negative, parent, token, kinds = heappop(heap)
-            if -negative <= cost.worth[len(tree.tokens)]:
+            negative, parent, token, kind = heappop(heap)
+            if -negative <= worth[count]:
                 break
-            node = len(tree.tokens)
             depth = depths[parent] + 1
             depths.append(depth)
             tree.tokens.append(token)
             tree.parents.append(parent)
             tree.chances.append(-negative)
-            tree.kinds.append(kinds)
-            tree.contexts.append((*tree.contexts[parent][1 - CONTEXT :], token))
-            self._expand(tree, node, heap if depth < max_depth else None, cost.least)
+            tree.kinds.append(kind)
+            context = (*tree.contexts[parent][1 - CONTEXT :], token)
+            tree.contexts.append(context)
+            if depth < max_depth and count + 1 < widest:
+                self._expand(context, count, -negative, heap, least)
+            count += 1
         return tree
+
+    def proposals(self, context: tuple[int, ...]) -> dict[int, list[int]]:
+        """All classes that propose each token after a context."""
+        found: dict[int, list[int]] = {}
+        for source, first in self._sources:
+            for token, kind in source.propose(context):
+                found.setdefault(token, []).append(first + kind)
+        return found
 
     def _expand(
         self,
-        tree: Grown,
+        context: tuple[int, ...],
         node: int,
-        heap: list[_Entry] | None,
+        path_chance: float,
+        heap: list[_Entry],
         least: float,
     ) -> None:
-        """Ask every source what follows a node; without a heap only to learn from the answer."""
+        """Ask every source what follows a node."""
         chances = self._estimates.chances
-        found: dict[int, Candidate] = {}
-        context = tree.contexts[node]
+        best: dict[int, tuple[float, int]] = {}
+        floor = least / path_chance  # what is less likely can never pay
         for source, first in self._sources:
             for token, kind in source.propose(context):
-                number = first + kind
-                chance = chances[number]
-                known = found.get(token)
-                if known is None:
-                    found[token] = chance, (number,)
-                elif chance > known[0]:
-                    found[token] = chance, (number, *known[1])
-                else:
-                    found[token] = known[0], (*known[1], number)
-        tree.candidates.append(found)
-        if heap is None or not found:
+                kind += first
+                chance = chances[kind]
+                if chance > floor:
+                    known = best.get(token)
+                    if known is None or chance > known[0]:
+                        best[token] = chance, kind
+        if not best:
             return
-        # siblings exclude each other: together they can't be likelier than their parent
-        scale = tree.chances[node] / max(1.0, sum([chance for chance, _ in found.values()]))
-        best = max(found, key=lambda token: found[token][0]) if self._chain_only else None
-        for token, (chance, kinds) in found.items():
-            path_chance = chance * scale
-            if path_chance <= least or token in self._stop_tokens:
-                continue
-            if best is None or token == best:
-                heappush(heap, (-path_chance, node, token, kinds))
+        if len(best) > 1:
+            if self._chain_only:
+                likeliest = max(best, key=best.__getitem__)
+                best = {likeliest: best[likeliest]}
+            # siblings exclude each other: together they can't be likelier than their parent
+            total = sum([chance for chance, _ in best.values()])
+            if total > 1.0:
+                path_chance /= total
+        stop_tokens = self._stop_tokens
+        for token, (chance, kind) in best.items():
+            chance *= path_chance
+            if chance > least and token not in stop_tokens:
+                heappush(heap, (-chance, node, token, kind))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from lade_edge.runtime.sources import DraftSource, ProposalClass, Row
+from lade_edge.runtime.sources import DraftSource, ProposalClass, Rows
 from lade_edge.runtime.successors import SuccessorSource
 from lade_edge.runtime.suffix import SuffixSource
 
@@ -87,7 +87,7 @@ class _Kept:
         """Guesses of the lasting source."""
         return self._source.propose(context)
 
-    def observe(self, rows: Sequence[Row]) -> None:
+    def observe(self, rows: Rows) -> None:
         """Keep the rows if they are wanted."""
         if self._observes:
             self._source.observe(rows)

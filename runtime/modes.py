@@ -51,6 +51,11 @@ def prepare(
         EngineError: If ``exact`` can't be had on this engine.
     """
     max_width = _max_width(settings, spec)
+    if settings.min_width > spec.max_width:
+        raise ConfigError(
+            f"min_width is {settings.min_width}, the engine was opened for steps of at most "
+            f"{spec.max_width} tokens; lower it or open the engine for more"
+        )
     if settings.decoding in ("plain", "lookahead") or not settings.max_new_tokens:
         shape = settings.shape(spec)
         drafter = LookaheadDrafter(shape, seed=settings.seed or 0, eos=eos, stop_tokens=stop_tokens)

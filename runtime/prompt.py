@@ -92,6 +92,11 @@ class PromptEncoder:
         elif isinstance(prompt[0], Mapping):
             messages = cast("Sequence[Message]", prompt)
         else:
+            if isinstance(prompt[0], (str, Sequence, np.ndarray)):
+                raise ConfigError(
+                    f"the prompt is a list of {len(prompt)} prompts; expected a single one, "
+                    "generate them one after the other"
+                )
             ids = [*cast("Sequence[int]", prompt)]
             if isinstance(prompt, bytes) or not all(isinstance(i, (int, np.integer)) for i in ids):
                 raise ConfigError(

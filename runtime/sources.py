@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import Float32Array, Int64Array
 
 CONTEXT = 9  # tokens of context a source may look at
 
@@ -29,18 +32,18 @@ class ProposalClass:
     prior: float
 
 
-class Row(NamedTuple):
-    """What the model said after a context that was fed.
+class Rows(NamedTuple):
+    """What the model said after each context that was fed in one step.
 
     Attributes:
-        context: The last `CONTEXT` tokens, the fed one last.
-        top_ids: The model's best next tokens, best first.
-        top_shares: Their probabilities among themselves.
+        contexts: n times the last `CONTEXT` tokens, the fed one last.
+        top_ids: ``(n, K)`` int64, the model's best next tokens, best first.
+        top_shares: ``(n, K)`` float32, their probabilities among themselves.
     """
 
-    context: tuple[int, ...]
-    top_ids: list[int]
-    top_shares: list[float]
+    contexts: list[tuple[int, ...]]
+    top_ids: Int64Array
+    top_shares: Float32Array
 
 
 class DraftSource(Protocol):
@@ -66,5 +69,5 @@ class DraftSource(Protocol):
     def learn(self, ids: Sequence[int], num_new: int) -> None:
         """Take in that the last ``num_new`` of all ``ids`` were emitted."""
 
-    def observe(self, rows: Sequence[Row]) -> None:
+    def observe(self, rows: Rows) -> None:
         """Take in every row a step computed, those of rejected drafts too."""

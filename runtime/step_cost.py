@@ -68,6 +68,11 @@ class StepCost:
                 best, best_width = gain, width
         return best_width, best
 
+    def least_price(self, others: int) -> float:
+        """What so many more slots add to a step at least, in plain steps; infinite without room."""
+        pairs = zip(self._times[1:], self._times[1 + others :], strict=False)
+        return min((wide - narrow for narrow, wide in pairs), default=float("inf")) / self.plain
+
     def _slope(self, width: int) -> float:
         """Least cost per node of any widening of a step."""
         last = len(self._times) - 1

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lade_edge.runtime.sources import ProposalClass, Row
+import numpy as np
+
+from lade_edge.runtime.sources import ProposalClass, Rows
 
 ORDERS = (3, 2, 1)
 _MAX_RANK = 4
@@ -18,6 +20,9 @@ _MIDDLE = (0.01, 0.035, 0.08, 0.2, 0.4, 0.6, 0.8)
 _BY_ORDER = {3: 0.95, 2: 0.9, 1: 0.75}
 _LEAST_SHARE = 0.01
 _MAX_ENTRIES = 65_536
+_PER_ORDER = _MAX_RANK * len(_SHARES)
+_ENDS = np.array(_SHARES)
+_FIRST_BY_RANK = np.minimum(np.arange(1024), _MAX_RANK - 1) * len(_SHARES)
 
 
 class SuccessorSource:
@@ -46,23 +51,27 @@ class SuccessorSource:
     def learn(self, ids: Sequence[int], num_new: int) -> None:
         """Only rows count here."""
 
-    def observe(self, rows: Sequence[Row]) -> None:
+    def observe(self, rows: Rows) -> None:
         """Keep each row under its last tokens, in place of what stood there."""
-        for context, tokens, shares in rows:
-            entry = []
-            for rank, share in enumerate(shares):
-                if share < _LEAST_SHARE:
-                    break
-                kind = 0
-                while share >= _SHARES[kind]:
-                    kind += 1
-                entry.append((tokens[rank], min(rank, _MAX_RANK - 1) * len(_SHARES) + kind))
-            for order, table in zip(ORDERS, self._tables, strict=True):
-                key = context[-order:]
+        shares = rows.top_shares
+        kinds = _ENDS.searchsorted(shares, side="right")
+        kinds += _FIRST_BY_RANK[: shares.shape[1]]
+        counts = (shares >= _LEAST_SHARE).sum(axis=1)
+        (threes, twos, ones) = self._tables
+        for context, tokens, row, count in zip(
+            rows.contexts, rows.top_ids.tolist(), kinds.tolist(), counts.tolist(), strict=True
+        ):
+            entry = list(zip(tokens[:count], row, strict=False))
+            for key, table in (
+                (context[-3:], threes),
+                (context[-2:], twos),
+                (context[-1:], ones),
+            ):
                 table.pop(key, None)  # the latest stands last, the stalest goes first
                 table[key] = entry
-                if len(table) > _MAX_ENTRIES:
-                    del table[next(iter(table))]
+        for table in self._tables:
+            while len(table) > _MAX_ENTRIES:
+                del table[next(iter(table))]
 
     def kept(self) -> dict[int, dict[tuple[int, ...], list[tuple[int, int]]]]:
         """What is known, by context length: pairs of a token and a class for each context."""
@@ -85,10 +94,16 @@ class SuccessorSource:
 
     def propose(self, context: tuple[int, ...]) -> list[tuple[int, int]]:
         """The row last seen after the longest known end of the context."""
-        base = 0
-        for order, table in zip(ORDERS, self._tables, strict=True):
-            entry = table.get(context[-order:])
-            if entry is not None:
-                return [(token, base + kind) for token, kind in entry]
-            base += _MAX_RANK * len(_SHARES)
-        return []
+        threes, twos, ones = self._tables
+        entry = ones.get(context[-1:])
+        if entry is None:
+            return []
+        longer = twos.get(context[-2:])
+        if longer is None:
+            base = 2 * _PER_ORDER
+        else:
+            entry, base = longer, _PER_ORDER
+            longest = threes.get(context[-3:])
+            if longest is not None:
+                return longest
+        return [(token, base + kind) for token, kind in entry]

@@ -6,9 +6,8 @@ The longest context that occurred before speaks first; the next shorter one adds
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
-from lade_edge.runtime.sources import CONTEXT, ProposalClass, Row
+from lade_edge.runtime.sources import CONTEXT, ProposalClass, Rows
 
 ORDERS = (CONTEXT, 6, 4, 3, 2, 1)  # context lengths that are indexed, longest first
 _MAX_RANK = 3  # different continuations tried per context
@@ -18,6 +17,8 @@ _BY_ORDER = dict(zip(ORDERS, (0.92, 0.85, 0.70, 0.63, 0.45, 0.28), strict=True))
 _BY_RANK = (1.0, 0.4, 0.2)
 _BY_HISTORY = {"once": 1.0, "always": 1.05, "mixed": 0.5}
 _SHORTER = 0.25
+_RANKS = range(_MAX_RANK)
+_PER_LEVEL = len(_BY_HISTORY) * _MAX_RANK
 
 
 class SuffixSource:
@@ -26,7 +27,7 @@ class SuffixSource:
     Costs one dictionary entry per token and context length; looks up in constant time.
     """
 
-    __slots__ = ("_index", "classes")
+    __slots__ = ("_index", "_lookups", "classes")
 
     def __init__(self) -> None:
         self._index: tuple[tuple[int, dict[tuple[int, ...], dict[int, int]]], ...] = ()
@@ -49,6 +50,11 @@ class SuffixSource:
     def reset(self, prompt: Sequence[int]) -> None:
         """Forget everything but the prompt."""
         self._index = tuple((order, {}) for order in ORDERS)
+        bases = [number * _MAX_LEVELS * _PER_LEVEL for number in range(len(ORDERS))]
+        self._lookups = tuple(
+            (order, base, index)
+            for (order, index), base in zip(reversed(self._index), reversed(bases), strict=True)
+        )
         self.learn(prompt, len(prompt))
 
     def learn(self, ids: Sequence[int], num_new: int) -> None:
@@ -68,27 +74,36 @@ class SuffixSource:
 
     def propose(self, context: tuple[int, ...]) -> list[tuple[int, int]]:
         """Continuations of the longest context that occurred, latest first, then of a shorter one."""
-        found: list[tuple[int, int]] = []
-        seen: set[int] = set()
-        level = 0
-        base = 0
-        for order, index in self._index:
-            followers = index.get(context[-order:]) if len(context) >= order else None
-            if followers is not None:
-                kind = base + level * len(_BY_HISTORY) * _MAX_RANK
-                if len(followers) > 1:
-                    kind += 2 * _MAX_RANK  # mixed
-                elif next(iter(followers.values())) > 1:
-                    kind += _MAX_RANK  # always
-                for rank, token in enumerate(islice(reversed(followers), _MAX_RANK)):
-                    if token not in seen:
-                        seen.add(token)
-                        found.append((token, kind + rank))
-                level += 1
-                if level == _MAX_LEVELS:
-                    break
-            base += _MAX_LEVELS * len(_BY_HISTORY) * _MAX_RANK
+        longest = shorter = None
+        longest_base = shorter_base = 0
+        length = len(context)
+        # shortest first: where a context never occurred, no longer one did
+        for order, base, index in self._lookups:
+            if order > length:
+                break
+            followers = index.get(context[-order:])
+            if followers is None:
+                break
+            shorter, shorter_base = longest, longest_base
+            longest, longest_base = followers, base
+        if longest is None:
+            return []
+        found = self._latest(longest, longest_base)
+        if shorter is not None:
+            seen = [token for token, _ in found]
+            more = self._latest(shorter, shorter_base + _PER_LEVEL)
+            found += [guess for guess in more if guess[0] not in seen]
         return found
 
-    def observe(self, rows: Sequence[Row]) -> None:
+    @staticmethod
+    def _latest(followers: dict[int, int], kind: int) -> list[tuple[int, int]]:
+        if len(followers) == 1:
+            ((token, count),) = followers.items()
+            return [(token, kind + _MAX_RANK if count > 1 else kind)]
+        kind += 2 * _MAX_RANK
+        return [
+            (token, kind + rank) for token, rank in zip(reversed(followers), _RANKS, strict=False)
+        ]
+
+    def observe(self, rows: Rows) -> None:
         """Only emitted text counts here."""

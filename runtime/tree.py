@@ -105,6 +105,27 @@ class DraftTree:
                 return
             parent = node
 
+    def fill(
+        self, tokens: list[int], parents: list[int], scores: list[float], origins: list[str]
+    ) -> None:
+        """Hold a tree that is known to be one: siblings differ, scores fall, no limit is passed.
+
+        Args:
+            tokens: Token of each node, the root's first.
+            parents: Parent of each node, numbered below it; the root is its own.
+            scores: Path score of each node.
+            origins: Name of each node's proposer.
+        """
+        self.tokens, self.parents, self.scores, self.origins = tokens, parents, scores, origins
+        depths = [0]
+        children: list[dict[int, int]] = [{}]
+        self.depths, self.children = depths, children
+        for node in range(1, len(tokens)):
+            parent = parents[node]
+            depths.append(depths[parent] + 1)
+            children.append({})
+            children[parent][tokens[node]] = node
+
     def arrange(self) -> list[int]:
         """Number the nodes by slot: main chain first, then by falling score, parents first.
 

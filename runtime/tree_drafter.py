@@ -9,7 +9,7 @@ import numpy as np
 
 from lade_edge.runtime.estimates import Estimates
 from lade_edge.runtime.growth import Grower, Grown
-from lade_edge.runtime.sources import CONTEXT, Row
+from lade_edge.runtime.sources import CONTEXT, Rows
 from lade_edge.runtime.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TreeDrafter:
         "_window",
         "_window_fed",
         "_window_kinds",
+        "_window_price",
     )
 
     def __init__(
@@ -59,6 +60,7 @@ class TreeDrafter:
         self._sources = tuple(sources)
         self._window = window
         self._window_fed = False
+        self._window_price = 0.0 if window is None else cost.least_price(window.num_slots)
         self._cost = cost
         classes = [kind for source in sources for kind in source.classes]
         counts = [len(source.classes) for source in sources]
@@ -106,51 +108,57 @@ class TreeDrafter:
         """
         grown = self._grower.grow(tuple(self._ids[-CONTEXT:]), max_depth, self._cost)
         width, gain = self._cost.best_width(grown.chances)
-        if self._window is not None:
-            window = self._window
+        window = self._window
+        self._window_fed = False
+        if window is not None and window.earned > self._window_price:
             beside, rest = self._cost.best_width(grown.chances, others=window.num_slots)
             self._window_fed = rest + window.earned > gain
             if self._window_fed:
                 width = beside
-        tree = self._tree
-        tree.reset(root, max_nodes=width, max_depth=max(max_depth, 0))
-        for node in range(1, width):
-            origin = self._names[grown.kinds[node][0]]
-            tree.add(grown.parents[node], grown.tokens[node], grown.chances[node], origin)
-        self._order = tree.arrange()
+        names = self._names
+        self._tree.fill(
+            grown.tokens[:width],
+            grown.parents[:width],
+            grown.chances[:width],
+            ["", *[names[kind] for kind in grown.kinds[1:width]]],
+        )
+        self._order = self._tree.arrange()
         self._grown = grown
-        return tree
+        return self._tree
 
     def learn(self, outcome: StepOutcome) -> None:
         """Take in one step."""
-        assert self._grown is not None
+        grown = self._grown
+        assert grown is not None
         self._ids = outcome.ids
-        self._judge(self._grown, outcome)
+        earned = self._judge(grown, outcome)
         if self._window is not None and self._window_fed:
-            kinds = [self._grown.kinds[self._order[slot]] for slot in outcome.path]
-            earned = sum(all(kind in self._window_kinds for kind in found) for found in kinds)
             self._window.advance(outcome.newest, outcome.ids, earned=earned)
         count = len(self._order)
-        logits = outcome.result.top_logits[:count]
-        shares = np.exp(logits - logits[:, :1])
+        shares = outcome.result.top_logits[:count]
+        shares = np.exp(shares - shares[:, :1])
         shares /= shares.sum(axis=1, keepdims=True)
-        top_ids = outcome.result.top_ids[:count].tolist()
-        contexts = self._grown.contexts
-        rows = [
-            Row(contexts[node], ids, row)
-            for node, ids, row in zip(self._order, top_ids, shares.tolist(), strict=True)
-        ]
+        contexts = [grown.contexts[node] for node in self._order]
+        rows = Rows(contexts, outcome.result.top_ids[:count], shares)
         for source in self._sources:
             source.observe(rows)
             source.learn(outcome.ids, outcome.num_new)
 
-    def _judge(self, grown: Grown, outcome: StepOutcome) -> None:
-        """Compare what was proposed at every node the text passed through with what came.
+    def _judge(self, grown: Grown, outcome: StepOutcome) -> int:
+        """Compare what is proposed at every node the text passed through with what came.
 
         Proposals that were never fed teach as well, so that a source which got better is noticed
         even while no step pays.
+
+        Returns:
+            Emitted draft tokens that only the window proposed.
         """
+        earned = 0
         emitted = outcome.ids[len(outcome.ids) - outcome.num_new :]
-        for slot, token in zip((0, *outcome.path), emitted, strict=False):
-            for proposed, (_, kinds) in grown.candidates[self._order[slot]].items():
+        for place, (slot, token) in enumerate(zip((0, *outcome.path), emitted, strict=False)):
+            proposals = self._grower.proposals(grown.contexts[self._order[slot]])
+            for proposed, kinds in proposals.items():
                 self._estimates.record(kinds, proposed == token)
+            if self._window_fed and place < len(outcome.path):
+                earned += all(kind in self._window_kinds for kind in proposals[token])
+        return earned

@@ -9,10 +9,9 @@ Source: arXiv 2402.02057, sections 3.1 and 3.2; docs/drafting.md has the rule fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from lade_edge.runtime.config import Shape
-from lade_edge.runtime.sources import ProposalClass, Row
+from lade_edge.runtime.sources import ProposalClass, Rows
 from lade_edge.runtime.window import JacobiWindow
 
 _MAX_RANK = 3  # tokens kept and tried after the same beginning
@@ -21,6 +20,7 @@ _BY_MATCH = (0.12, 0.35, 0.5, 0.6)  # before anything was seen, by tokens of the
 _BY_RANK = (1.0, 0.4, 0.2)
 _EARNED_AT_FIRST = 0.1  # tokens per step
 _MEMORY = 31 / 32
+_RANKS = range(_MAX_RANK)
 
 
 class WindowSource:
@@ -37,13 +37,14 @@ class WindowSource:
         earned: Tokens per step it has brought lately while it had its slots.
     """
 
-    __slots__ = ("_index", "_window", "classes", "earned", "num_slots")
+    __slots__ = ("_index", "_longest", "_window", "classes", "earned", "num_slots")
 
     def __init__(self, shape: Shape, *, seed: int, eos: frozenset[int]) -> None:
         self._window = JacobiWindow(shape, seed=seed, eos=eos)
         self._index: dict[tuple[int, ...], dict[int, None]] = {}
         self.earned = _EARNED_AT_FIRST
         self.num_slots = shape.window_slots
+        self._longest = shape.ngram - 1
         self.classes = [
             ProposalClass(
                 source="window",
@@ -69,7 +70,7 @@ class WindowSource:
         """Put the last emitted token where the window starts."""
         self._window.place_root(ids[-1])
 
-    def observe(self, rows: Sequence[Row]) -> None:
+    def observe(self, rows: Rows) -> None:
         """Only the window's own rows count here."""
 
     def advance(self, newest: Sequence[int], ids: Sequence[int], *, earned: int) -> None:
@@ -99,13 +100,14 @@ class WindowSource:
 
     def propose(self, context: tuple[int, ...]) -> list[tuple[int, int]]:
         """Continuations of the longest beginning the context ends with, latest first."""
-        if self._index:
-            for match in range(len(self.classes) // _MAX_RANK, 0, -1):
-                followers = self._index.get(context[-match:]) if len(context) >= match else None
+        index = self._index
+        if index:
+            for match in range(min(self._longest, len(context)), 0, -1):
+                followers = index.get(context[-match:])
                 if followers is not None:
                     first = (match - 1) * _MAX_RANK
                     return [
                         (token, first + rank)
-                        for rank, token in enumerate(islice(reversed(followers), _MAX_RANK))
+                        for token, rank in zip(reversed(followers), _RANKS, strict=False)
                     ]
         return []

@@ -72,6 +72,28 @@ class Script:
         return ids[len(prompt) :]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recital(Script):
+    """Says a text by heart; a row that doesn't see exactly its beginning says something else.
+
+    Attributes:
+        lines: Prompt and output.
+    """
+
+    lines: tuple[int, ...] = ()
+
+    def next_token(self, tokens: Int64Array, positions: Int64Array) -> int:
+        order = np.argsort(positions, kind="stable")
+        count = len(tokens)
+        if (
+            count < len(self.lines)
+            and np.array_equal(positions[order], np.arange(count))
+            and tuple(tokens[order].tolist()) == self.lines[:count]
+        ):
+            return self.lines[count]
+        return super().next_token(tokens, positions)
+
+
 PROFILE = DeviceProfile(
     step_ms={64: {1: 10.0, 2: 10.2, 4: 11.0, 6: 12.5, 8: 15.0, 12: 14.0, 16: 17.0, 32: 30.0}},
     invariant_from=2,
@@ -306,13 +328,14 @@ def scripted_model(
     engine: ScriptedEngine | None = None,
     template: str | None = CHAT,
     capacity: int = 128,
+    eos: frozenset[int] = frozenset({EOS}),
 ) -> Model:
     """A whole model over a script."""
     templates = None if template is None else ChatTemplate({"default": template}, {})
     model = Model(
         engine or ScriptedEngine(script, capacity=capacity),
         PromptEncoder(byte_tokenizer(), templates),
-        eos=frozenset({EOS}),
+        eos=eos,
     )
     model.use_profile(PROFILE)
     return model

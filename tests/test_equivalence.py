@@ -7,6 +7,7 @@ the end show that these tests can fail.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import EOS, LETTERS, PROFILE, Script, ScriptedEngine, scripted_model
+from fakes import EOS, LETTERS, PROFILE, Recital, Script, ScriptedEngine, scripted_model
 from lade_edge.engines.protocol import BoolArray, Ids, Int64Array, StepResult
+from lade_edge.runtime.device_profile import DeviceProfile
 from lade_edge.runtime.generation import Generation
 from lade_edge.runtime.model import Model
 from lade_edge.runtime.stop import StopMatcher
@@ -172,6 +174,91 @@ def test_repetitive_text_is_accepted_in_long_runs() -> None:
     )
     assert found.stats.tokens_per_step > 3
     assert sum(found.stats.accepted.values()) == found.stats.tokens - 1 - found.stats.steps
+
+
+@pytest.mark.parametrize(
+    ("shape", "floor"),
+    [
+        ({"mode": "auto", "cost": "flat", "max_width": 16}, 4.3),
+        ({"mode": "exact", "cost": "flat"}, 4.2),
+        ({"window": 3, "ngram": 4, "guesses": 4}, 2.3),
+        ({"window": 0, "ngram": 4, "guesses": 4}, 2.3),
+    ],
+)
+def test_tokens_a_step_stay_above_a_floor(shape: dict[str, Any], floor: float) -> None:
+    """Text with some surprises. A change that loses drafts, or what they learn from, gives the same
+    ids in more steps, and shows here alone; the floors lie a tenth below what was measured.
+    """
+    per_step = []
+    for salt in range(4):
+        model = scripted_model(Script(surprise=12, salt=salt), capacity=600)
+        per_step.append(model.generate("abc", max_new_tokens=400, **shape).stats.tokens_per_step)
+    assert sum(per_step) / len(per_step) > floor
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "least_share"),
+    [({1: 10.0, 2: 13.0, 4: 19.0, 8: 31.0}, 0.95), (PROFILE.step_ms[64], 0.5)],
+)
+def test_automatic_mode_is_plain_where_nothing_pays(
+    step_ms: dict[int, float], least_share: float
+) -> None:
+    """Text that can't be foreseen, on devices of these step times: it costs no more than plain."""
+    script = Script(alphabet=tuple(range(200)), surprise=1)
+    model = scripted_model(script, capacity=1024)
+    model.use_profile(DeviceProfile(step_ms={64: step_ms}, invariant_from=2))
+    stats = model.generate([1, 2, 3], max_new_tokens=800, ignore_eos=True).stats
+    widths, times = [*step_ms], [*step_ms.values()]
+    spent = sum(np.interp(width, widths, times) * n for width, n in stats.widths.items())
+    assert stats.widths[1] > least_share * stats.steps
+    assert spent < 1.03 * step_ms[1] * (stats.tokens - 1)
+
+
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "str"}}}]
+TOOL_CHAT = (
+    "{% for tool in tools %}<|bos|><tools>{{ tool | tojson }}</tools><|eos|>\n{% endfor %}"
+    "{% for m in messages %}<|bos|>{{ m['role'] }}\n{{ m['content'] }}<|eos|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
+)
+
+
+def tool_call(city: str, unit: str) -> str:
+    call = {"name": "get_weather", "arguments": {"city": city, "unit": unit}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"window": 2, "ngram": 2, "guesses": 2},
+        {"window": 3, "ngram": 4, "guesses": 4},
+        {"window": 0, "ngram": 8, "guesses": 3},
+        {"mode": "auto", "cost": "measured"},
+        {"mode": "auto", "cost": "flat", "max_width": 32},
+        {"mode": "exact", "cost": "flat", "max_width": 16},
+    ],
+)
+def test_a_tool_call_transcript_gives_the_ids_of_plain_decoding(shape: dict[str, Any]) -> None:
+    """Template tokens match everywhere, and what follows differs: hits on them prove nothing."""
+    calls = [tool_call("Paris", "C"), tool_call("Parma", "C"), tool_call("Oslo", "F")]
+    history = [
+        {"role": "user", "content": "Weather in Paris and Oslo?"},
+        {"role": "assistant", "content": tool_call("Paris", "F") + "\n" + tool_call("Oslo", "C")},
+        {"role": "tool", "content": '{"city": "Paris", "unit": "F", "value": 70}'},
+        {"role": "user", "content": "And in Paris, Parma and Oslo?"},
+    ]
+    encoder = scripted_model(template=TOOL_CHAT).prompts
+    prompt = encoder.encode(history, tools=TOOLS)
+    assert prompt.count(EOS) == 5
+    answer = (*"\n".join(calls).encode(), EOS)
+    engine = ScriptedEngine(Recital(lines=(*prompt, *answer)), capacity=len(prompt) + 400)
+    model = scripted_model(engine=engine, template=TOOL_CHAT)
+    found = model.generate(history, tools=TOOLS, max_new_tokens=400, **shape)
+    assert found.output_ids == answer
+    assert found.text == "\n".join(calls)
+    assert found.finish_reason == "eos"
+    assert sum(found.stats.accepted.values()) > 20
+    assert sum(found.stats.proposed.values()) > sum(found.stats.accepted.values())
 
 
 def test_a_fully_matched_ngram_gives_its_bonus_token() -> None:

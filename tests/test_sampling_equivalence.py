@@ -228,6 +228,32 @@ def test_the_test_of_the_distribution_can_fail() -> None:
 
 
 @pytest.mark.parametrize("shape", MODES)
+def test_min_p_holds_for_every_accepted_token(shape: dict[str, Any]) -> None:
+    """Without it, tokens below the bound do come; with it, none does, however long the chunks."""
+    engine = OpinionatedEngine(Script(alphabet=LETTERS[:4], surprise=10**9, salt=3))
+    model = scripted_model(engine=engine)
+    prompt = list(b"abcdabcdabcd")
+
+    def shares(min_p: float) -> tuple[list[float], int]:
+        found = model.generate(
+            prompt, temperature=1.5, min_p=min_p, seed=4, max_new_tokens=100, **shape
+        )
+        ids = [*prompt, *found.output_ids]
+        rows = [np.exp(engine.row_after(ids[:end]) / 1.5) for end in range(len(prompt), len(ids))]
+        tokens = zip(rows, found.output_ids, strict=True)
+        return [float(row[token] / row.max()) for row, token in tokens], sum(
+            found.stats.accepted.values()
+        )
+
+    free, _ = shares(0.0)
+    bound, accepted = shares(0.4)
+    assert sum(share < 0.4 for share in free) > 5
+    assert min(bound) >= 0.4 - 1e-6
+    assert min(bound) < 1  # draws, not the best token each time
+    assert (accepted > 10) == (shape != {"mode": "plain"})
+
+
+@pytest.mark.parametrize("shape", MODES)
 def test_the_minimum_length_counts_tokens_not_steps(shape: dict[str, Any]) -> None:
     """An end token that always looks best comes as soon as it may, however long the steps are."""
     engine = OpinionatedEngine(Script(alphabet=LETTERS[:3], surprise=10**9))

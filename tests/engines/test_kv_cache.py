@@ -28,10 +28,11 @@ def test_accepted_rows_move_together(slots: list[int], rows: list[int]) -> None:
     assert np.array_equal(cache.data, np.broadcast_to(np.array(rows)[:, None], cache.data.shape))
 
 
-def test_a_chain_in_place_touches_nothing() -> None:
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_keeping_nothing_or_a_chain_in_place_touches_nothing(count: int) -> None:
     cache = numbered()
     cache.data.flags.writeable = False
-    cache.compact(2, range(5))
+    cache.compact(2, range(count))
 
 
 def test_layers_are_views() -> None:

@@ -35,6 +35,11 @@ def all_logits(engine: Engine, count: int) -> np.ndarray:
     return rows
 
 
+def cache_of(engine: Engine) -> np.ndarray:
+    data: np.ndarray = engine._cache.data  # type: ignore[attr-defined]
+    return data
+
+
 TOKENS = np.random.default_rng(3).integers(0, 256, 40)
 
 
@@ -74,6 +79,41 @@ def test_rejected_rows_leave_no_trace(engine: Engine) -> None:
     chain_step(engine, np.full(16, 3))
     engine.keep([])
     np.testing.assert_array_equal(chain_step(engine, TOKENS[20:24]).top_logits, expected)
+
+
+def test_keeping_no_rows_does_nothing(engine: Engine) -> None:
+    """With rows to reject, behind a prefill alone, and on an engine that never ran."""
+    engine.keep([])
+    engine.reset(0)
+    assert engine.length == 0
+    engine.prefill(TOKENS[:20])
+    expected = chain_step(engine, TOKENS[20:24]).top_logits.copy()
+    before = cache_of(engine).copy()
+    engine.keep([])
+    engine.keep([])
+    engine.reset(20)
+    assert engine.length == 20
+    np.testing.assert_array_equal(cache_of(engine), before)
+    np.testing.assert_array_equal(chain_step(engine, TOKENS[20:24]).top_logits, expected)
+
+
+def test_trimming_moves_a_length_and_no_memory(engine: Engine) -> None:
+    cache = cache_of(engine)
+    address = cache.ctypes.data
+    engine.prefill(TOKENS)
+    chain_step(engine, TOKENS[:8])
+    before = cache.copy()
+    engine.keep([0, 1, 2])
+    engine.reset(20)
+    np.testing.assert_array_equal(cache_of(engine), before)
+    chain_step(engine, TOKENS[8:16])
+    now = cache_of(engine)
+    assert now is cache
+    assert now.ctypes.data == address
+    rows = np.abs(now - before).max(axis=(0, 1, 3))  # by slot: the step's own are overwritten
+    assert (rows[20:28] > 0).all()
+    assert not rows[:20].any()
+    assert not rows[28:].any()
 
 
 def test_reset_trims(engine: Engine) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from lade_edge.engines import open_bundle, write_manifest
 from lade_edge.export.cli import main
+from tiny_source import save_tiny_llama
 
 COMMAND = [sys.executable, "-m", "lade_edge.export.cli"]
 
@@ -106,6 +107,16 @@ def test_the_report_names_sizes_and_parity(
     assert "tree" in report
     assert not (tmp_path / "out" / "model.onnx").exists()
     assert open_bundle(tmp_path / "out").graph.form == "gqa"
+
+
+def test_the_default_capacity_is_bounded_and_its_size_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of 131,072 positions: 2 layers x K and V x 2 heads x 16 x 4 bytes a slot."""
+    source = save_tiny_llama(tmp_path / "long", max_position=131_072)
+    assert main([str(source), "-o", str(tmp_path / "out"), "--slim", "--no-check"]) == 0
+    assert "KV cache 4096 slots, 2 MB in fp32" in capsys.readouterr().out
+    assert open_bundle(tmp_path / "out").manifest.capacity == 4096
 
 
 def test_a_canonical_graph_is_lowered_without_torch(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -123,6 +123,16 @@ def test_code_from_a_folder_is_never_run(copy: Path) -> None:
     assert "copy can't be read as a model: " in refusal(copy)
 
 
+def test_an_adapter_is_refused_not_left_out(copy: Path) -> None:
+    """Beside the weights it belongs to, and alone."""
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 4}
+    (copy / "adapter_config.json").write_text(json.dumps(adapter))
+    reason = "copy holds an adapter (adapter_config.json), which can't be exported; merge it into"
+    assert reason in refusal(copy)
+    (copy / "config.json").unlink()
+    assert reason in refusal(copy)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_no_tokenizer(family: str, tmp_path: Path) -> None:
     tiny_model(tiny_config(family)).save_pretrained(tmp_path / "bare")

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from fakes import Script, scripted_model
+from fakes import EOS, Script, scripted_model
 from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime import bench_cli
 from lade_edge.runtime import model as model_module
 from lade_edge.runtime.bench import run_bench
 from lade_edge.runtime.bench_prompts import OWN_PROMPTS, BenchPrompt, read_prompts
+from lade_edge.runtime.generation import Generation
+from lade_edge.runtime.prompt import Prompt
 
 ROWS = (
     {"id": 1, "category": "a", "turns": ["ab", "later"]},
@@ -120,6 +122,51 @@ def test_a_picture_without_matplotlib(
     assert "pip install 'lade-edge[bench]'" in capsys.readouterr().err
 
 
+def test_the_gain_over_plain_decoding_is_printed(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_module, "load", lambda *_, **__: scripted_model(Script()))
+    arguments = ["--engine", "x", "--prompts", str(prompts), "-n", "9", "--rounds", "1"]
+    assert bench_cli.main([*arguments, "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["categories"]
+    for row in rows:
+        speeds = row["auto_tokens_per_second"], row["plain_tokens_per_second"]
+        assert row["ratio"] == pytest.approx(speeds[0] / speeds[1])  # of a single round
+    assert bench_cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    head, _, *lines = out[out.index("| category |") :].splitlines()
+    column = [cell.strip() for cell in head.split("|")].index("ratio")
+    assert len(lines) == len(rows) + 1
+    assert all(float(line.split("|")[column]) > 0 for line in lines[:-1])
+    assert lines[-1].startswith("| geometric mean |")
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_end_tokens_are_honoured_unless_they_are_ignored(
+    ignore: bool,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = scripted_model(Script(rare=(EOS,) * 9, surprise=2))
+    lengths: list[int] = []
+    generate = model.generate
+
+    def remember(prompt: Prompt, **options: Any) -> Generation:
+        generation = generate(prompt, **options)
+        if options["max_new_tokens"] == 30:  # not the one that warms up
+            lengths.append(len(generation.output_ids))
+        return generation
+
+    monkeypatch.setattr(model, "generate", remember)
+    monkeypatch.setattr(model_module, "load", lambda *_, **__: model)
+    arguments = ["--engine", "x", "--prompts", str(prompts), "-n", "30", "--rounds", "2"]
+    assert bench_cli.main([*arguments, *(["--ignore-eos"] if ignore else [])]) == 0
+    assert len(lengths) == 2 * 2 * len(ROWS)
+    assert (min(lengths) == 30) == ignore
+    assert "DIFFERENT" not in capsys.readouterr().out
+
+
 def test_mistakes_are_one_line(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_cli.main(["--engine", "absent", "--prompts", str(prompts)]) == 1
     assert bench_cli.main(["--engine", "x", "--prompts", str(prompts), "--rounds", "0"]) == 1
@@ -129,7 +176,9 @@ def test_mistakes_are_one_line(prompts: Path, capsys: pytest.CaptureFixture[str]
 def test_a_prompt_that_cant_run_is_named_before_any_runs() -> None:
     model = scripted_model(Script(), capacity=20)
     rows = [BenchPrompt(id="long", category="a", text="ab" * 20, raw=True)]
-    with pytest.raises(ConfigError, match="prompt long has 40 tokens, the KV cache holds 20"):
+    with pytest.raises(
+        ConfigError, match=r"prompt long has 40 tokens and 9 new .* 20 in all; .*--capacity"
+    ):
         run_bench(model, rows, max_new_tokens=9, rounds=1, ignore_eos=False)
     assert model.engine.widths == []  # type: ignore[attr-defined]
 

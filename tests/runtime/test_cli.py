@@ -206,6 +206,8 @@ def test_a_model_without_a_template(run: Run, loader: Loader) -> None:
     [
         (["ab", "--nonsense"], "--nonsense"),
         (["ab", "--win", "3"], "--win"),
+        (["ab", "--json-schema", "x.json"], "--json-schema"),
+        (["ab", "--lora", "adapter"], "--lora"),
         (["ab", "--window", "x"], "invalid int value: 'x'"),
         (["ab", "--mode", "fast"], "plain"),
         (["ab", "--file", "x"], "a prompt and --file"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from fakes import EOS, byte_tokenizer
+import pytest
+
+from fakes import EOS, byte_tokenizer, fallback_tokenizer
 from lade_edge.runtime.commit import Commit, Committer
 from lade_edge.runtime.detokenize import Detokenizer
 
@@ -68,3 +70,27 @@ def test_the_end_releases_what_was_held_back() -> None:
     assert committer(max_new_tokens=2, stop=("bc",)).commit(b"ab").text == "ab"
     cut = "é".encode()[:1]
     assert committer(max_new_tokens=2).commit(b"a" + cut).text == "a\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("b", "a "), ("a b", ""), (" c", "a b"), ("b c", "a "), ("\nd", "a b c"), ("é", "a b c\nd")],
+)
+def test_stop_texts_are_found_in_text_however_it_was_tokenised(stop: str, text: str) -> None:
+    """The ids of a stop text by itself appear nowhere among those of the text that holds it."""
+    tokenizer = fallback_tokenizer()
+    ids = tokenizer.encode("a b c\ndé", add_special_tokens=False).ids
+    alone = tokenizer.encode(stop, add_special_tokens=False).ids
+    inside = any(ids[start : start + len(alone)] == alone for start in range(len(ids)))
+    assert not inside or stop in ("b", "a b", "b c")
+    for size in (1, 2, 3, len(ids)):
+        boundary = Committer(
+            Detokenizer(tokenizer), prompt_length=1, max_new_tokens=99, capacity=999, stop=(stop,)
+        )
+        found, reason = "", None
+        for start in range(0, len(ids), size):
+            piece = boundary.commit(ids[start : start + size])
+            found, reason = found + piece.text, piece.finish_reason
+            if reason:
+                break
+        assert (found, reason) == (text, "stop")

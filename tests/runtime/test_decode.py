@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from fakes import EOS, Script, ScriptedEngine, scripted_model
+from lade_edge.engines.protocol import Int64Array, StepResult
+from lade_edge.runtime.successors import SuccessorSource
+from lade_edge.runtime.suffix import SuffixSource
 
 CONSTANT = Script(alphabet=(97,), surprise=10**9)
 
@@ -51,3 +54,39 @@ def test_steps_without_drafts_are_plain_steps() -> None:
     engine = ScriptedEngine(Script(), plain_width=2)
     scripted_model(engine=engine).generate("ab", max_new_tokens=9, window=0, guesses=0)
     assert engine.widths == [2] * 8
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact"])
+@pytest.mark.parametrize("cost", ["measured", "flat"])
+def test_a_step_without_candidates_is_a_plain_step(
+    mode: str, cost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in (SuffixSource, SuccessorSource):
+        monkeypatch.setattr(source, "propose", lambda self, context: [])
+    engine = ScriptedEngine(Script(), max_width=5)  # too narrow for a window
+    options: dict[str, Any] = {"mode": mode, "cost": cost, "max_new_tokens": 50}
+    found = scripted_model(engine=engine).generate("ab", **options)
+    assert engine.widths == [2 if mode == "exact" else 1] * 49
+    assert found.stats.proposed == found.stats.accepted == {}
+    assert list(found.output_ids) == Script().text(b"[user]ab\n[assistant]", 50)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "plain"}, {"window": 3, "ngram": 4, "guesses": 3}, {"cost": "flat"}]
+)
+def test_no_token_of_the_past_runs_again(options: dict[str, Any]) -> None:
+    """The prompt runs once; a step feeds its root and drafts, whatever the length of the text."""
+    prefills: list[int] = []
+
+    class Counting(ScriptedEngine):
+        def prefill(self, tokens: Int64Array) -> StepResult:
+            prefills.append(len(tokens))
+            return super().prefill(tokens)
+
+    engine = Counting(Script())
+    stats = scripted_model(engine=engine).generate([97] * 50, max_new_tokens=60, **options).stats
+    assert prefills == [50]
+    slots = 0 if "window" not in options else 8 * stats.steps  # a window of 3 x 3 less the root
+    assert sum(engine.widths) >= stats.steps + sum(stats.proposed.values()) + slots
+    if options.get("cost") != "flat":
+        assert sum(engine.widths) == stats.steps + sum(stats.proposed.values()) + slots

@@ -126,4 +126,5 @@ def test_a_width_that_got_slower_is_learnt_slowly_and_outliers_do_not_count() ->
 
 def test_few_steps_and_unknown_widths_say_nothing() -> None:
     assert PROFILE.corrected({1: [1.0] * 7, 4: [1.0] * 7, 3: [9.0] * 20}, 100) == PROFILE
+    assert PROFILE.corrected({1: [0.0] * 9, 4: [0.0] * 9}, 100) == PROFILE
     assert PROFILE.drift({}, 100) == PROFILE.drift({3: [1.0]}, 100) == 1.0

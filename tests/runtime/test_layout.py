@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes import ScriptedEngine
 from lade_edge.engines.protocol import BoolArray
@@ -75,6 +77,22 @@ def test_both_orders_name_the_same_tokens() -> None:
     """The orders are permutations of each other; the table of the algorithm page, column 2."""
     ours = [0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 1, 2, 3, 4, 5, 6]
     assert np.array_equal(example().visible[np.ix_(ours, ours)], golden(PAPER_ORDER))
+
+
+@given(st.integers(0, 20), st.integers(2, 8), st.integers(0, 13))
+def test_every_width_follows_from_window_ngram_and_guesses(
+    columns: int, ngram: int, guesses: int
+) -> None:
+    """Not only the usual triples: a full step has the shape's width, and no mask is narrower."""
+    shape = Shape(window=columns, ngram=ngram, guesses=guesses)
+    chains = [[1000 * guess + place for place in range(ngram - 1)] for guess in range(guesses)]
+    window = [[7] * columns] * (ngram - 1) if columns else None
+    step = layout_of(shape, max_width=shape.width).arrange(tree_of(*chains), 9, window)
+    assert len(step.tokens) == len(step.positions) == shape.width
+    assert step.visible.shape == (shape.width, shape.width)
+    assert shape.width == (
+        (ngram - 1) * (columns + guesses) if columns else 1 + (ngram - 1) * guesses
+    )
 
 
 def test_a_shared_prefix_takes_one_slot() -> None:

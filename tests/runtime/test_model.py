@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes import EOS, Script, ScriptedEngine, scripted_model
@@ -76,6 +77,44 @@ def test_a_prompt_without_room_is_refused_before_anything_runs(extra: int) -> No
         CapacityError, match=rf"{8 + extra} tokens and 7 new.* 8 in all.*--capacity"
     ):
         scripted_model(engine=engine).generate([97] * (8 + extra), max_new_tokens=7)
+    assert engine.num_resets == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "option"),
+    [
+        *((mode, "min_width") for mode in ("plain", "lookahead", "auto", "exact")),
+        *((mode, "max_width") for mode in ("auto", "exact")),
+    ],
+)
+def test_a_width_the_engine_was_not_opened_for_names_both_numbers(mode: str, option: str) -> None:
+    options: dict[str, Any] = {"mode": mode, option: 17}
+    engine = ScriptedEngine(max_width=16)
+    model = scripted_model(engine=engine)
+    with pytest.raises(ConfigError, match=rf"{option} is 17, .*at most 16 tokens; lower it"):
+        model.generate("ab", **options)
+    assert engine.num_resets == 0
+    assert engine.widths == []
+
+
+def test_a_batch_of_prompts_is_refused_before_anything_runs() -> None:
+    engine = ScriptedEngine()
+    model = scripted_model(engine=engine)
+    message = {"role": "user", "content": "ab"}
+    batches: list[Any] = [["ab", "cd"], [[97, 98], [99]], [[message], [message]], np.ones((2, 3))]
+    for batch in batches:
+        with pytest.raises(ConfigError, match=r"a list of 2 prompts; expected a single one"):
+            model.generate(batch)
+    assert engine.num_resets == 0
+    assert engine.widths == []
+
+
+@pytest.mark.parametrize("name", ["json_schema", "grammar", "response_format", "lora", "adapter"])
+def test_what_does_not_exist_is_refused_before_anything_runs(name: str) -> None:
+    engine = ScriptedEngine()
+    options: dict[str, Any] = {name: "x"}
+    with pytest.raises(TypeError, match=name):
+        scripted_model(engine=engine).generate("ab", **options)
     assert engine.num_resets == 0
 
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from lade_edge.runtime.sources import DraftSource, Row
+from lade_edge.runtime.sources import DraftSource, Rows
 from lade_edge.runtime.successors import SuccessorSource
 from lade_edge.runtime.suffix import SuffixSource
 
@@ -58,14 +59,22 @@ def test_learning_bit_by_bit_equals_learning_at_once() -> None:
         assert whole.propose(tuple(ids[:end])) == parts.propose(tuple(ids[:end]))
 
 
-def row(context: tuple[int, ...], *best: tuple[int, float]) -> Row:
-    return Row(context, [token for token, _ in best], [share for _, share in best])
+def rows(*seen: tuple[tuple[int, ...], list[tuple[int, float]]]) -> Rows:
+    return Rows(
+        [context for context, _ in seen],
+        np.array([[token for token, _ in best] for _, best in seen]),
+        np.array([[share for _, share in best] for _, best in seen], np.float32),
+    )
 
 
 def test_the_longest_known_context_of_a_row_is_used() -> None:
     source = SuccessorSource()
     source.reset([])
-    source.observe([row((5, 6, 7), (1, 0.7), (2, 0.2), (3, 0.005)), row((9, 7), (4, 0.95))])
+    source.observe(
+        rows(
+            ((5, 6, 7), [(1, 0.7), (2, 0.2), (3, 0.005)]), ((9, 7), [(4, 0.95), (0, 0.0), (0, 0.0)])
+        )
+    )
     assert guesses(source, 5, 6, 7) == [
         (1, "context 3, rank 0, share below 0.9"),
         (2, "context 3, rank 1, share below 0.3"),
@@ -78,8 +87,8 @@ def test_the_longest_known_context_of_a_row_is_used() -> None:
 def test_a_newer_row_takes_the_place_of_an_older_one() -> None:
     source = SuccessorSource()
     source.reset([])
-    source.observe([row((7,), (1, 1.0))])
-    source.observe([row((7,), (2, 1.0))])
+    source.observe(rows(((7,), [(1, 1.0)])))
+    source.observe(rows(((7,), [(2, 1.0)])))
     assert tokens(source, 7) == [2]
     source.reset([])
     assert source.propose((7,)) == []

@@ -73,3 +73,10 @@ def test_free_width_fills_every_slot() -> None:
     cost = free(4)
     assert cost.best_width([1.0, 0.01, 0.01, 0.01])[0] == 4
     assert cost.widths == [0, 1, 2, 3, 4]
+
+
+def test_what_more_slots_cost_at_least() -> None:
+    cost = StepCost({1: 10.0, 2: 11.0, 4: 20.0, 5: 20.5}, max_width=5)
+    assert cost.least_price(1) == pytest.approx(0.05)
+    assert cost.least_price(3) == pytest.approx(0.95)
+    assert cost.least_price(5) == float("inf")

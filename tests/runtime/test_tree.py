@@ -94,3 +94,22 @@ def test_any_tree_is_in_slot_order(
     assert tree.parents[1 : main + 1] == list(range(main))
     assert not tree.children[main]
     assert tree.scores[main + 1 :] == sorted(tree.scores[main + 1 :], reverse=True)
+
+
+def test_a_filled_tree_equals_one_that_grew_node_by_node() -> None:
+    grown, filled = DraftTree(), DraftTree()
+    nodes = [
+        (0, 5, 0.9, "a"),
+        (0, 6, 0.8, "b"),
+        (1, 5, 0.7, "a"),
+        (3, 7, 0.6, "b"),
+        (2, 9, 0.1, "a"),
+    ]
+    grown.reset(4, max_nodes=9, max_depth=9)
+    for node in nodes:
+        grown.add(*node)
+    parents, tokens, scores, origins = ([*column] for column in zip(*nodes, strict=True))
+    filled.fill([4, *tokens], [0, *parents], [1.0, *scores], ["", *origins])
+    assert grown.arrange() == filled.arrange() == [0, 1, 3, 4, 2, 5]
+    for name in ("tokens", "parents", "depths", "scores", "origins", "children", "main_length"):
+        assert getattr(grown, name) == getattr(filled, name)

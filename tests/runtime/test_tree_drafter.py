@@ -7,7 +7,7 @@ import numpy as np
 from lade_edge.engines.protocol import StepResult
 from lade_edge.runtime.drafter import StepOutcome
 from lade_edge.runtime.estimates import Estimates
-from lade_edge.runtime.sources import ProposalClass, Row
+from lade_edge.runtime.sources import ProposalClass, Rows
 from lade_edge.runtime.step_cost import StepCost, free
 from lade_edge.runtime.suffix import SuffixSource
 from lade_edge.runtime.tree_drafter import TreeDrafter
@@ -18,7 +18,7 @@ class TableSource:
 
     def __init__(self, table: dict[int, list[int]], priors: Sequence[float], name: str) -> None:
         self.table = table
-        self.rows: list[Row] = []
+        self.rows: list[tuple[tuple[int, ...], int]] = []
         self.classes = [
             ProposalClass(source=name, label=str(rank), prior=prior)
             for rank, prior in enumerate(priors)
@@ -33,8 +33,8 @@ class TableSource:
     def learn(self, ids: Sequence[int], num_new: int) -> None:
         pass
 
-    def observe(self, rows: Sequence[Row]) -> None:
-        self.rows += rows
+    def observe(self, rows: Rows) -> None:
+        self.rows += zip(rows.contexts, rows.top_ids[:, 0].tolist(), strict=True)
 
 
 def outcome(ids: list[int], num_new: int, path: list[int], rows: list[list[int]]) -> StepOutcome:
@@ -100,7 +100,7 @@ def test_every_row_is_observed_with_its_own_context() -> None:
     tree = drafter.draft(1, 9)
     assert tree.tokens == [1, 2, 4, 3]
     drafter.learn(outcome([8, 9, 1, 7], 1, [], [[7, 0], [11, 0], [12, 0], [13, 0]]))
-    assert [(seen.context, seen.top_ids[0]) for seen in source.rows] == [
+    assert source.rows == [
         ((8, 9, 1), 7),
         ((8, 9, 1, 2), 11),
         ((8, 9, 1, 2, 4), 12),
