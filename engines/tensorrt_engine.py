@@ -1,5 +1,8 @@
 """The engine on TensorRT or TensorRT-RTX: a plan, steps in width buckets, the cache on the device.
 
+Contexts of several widths share a profile, which TensorRT allows since 10.0, and the memory they work
+in, since one runs at a time.
+
 Not run on a GPU so far. What is here is checked against stand-ins for the two libraries that run the
 lowered graph on ONNX Runtime over the addresses they are given (`tests/fake_tensorrt.py`).
 """

@@ -112,6 +112,44 @@ def test_refusals_leave_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_cuda_python_takes_our_arguments() -> None:
+    """Without a driver every call fails with its status, but only after its arguments were taken."""
+    script = (
+        "from cuda.bindings import runtime as api\n"
+        "from lade_edge.engines.cuda_driver import probe_driver\n"
+        "from lade_edge.engines.cuda_runtime import CudaRuntime\n"
+        "from lade_edge.engines.errors import EngineError\n"
+        "if probe_driver().devices: raise SystemExit(77)\n"
+        "try:\n"
+        "    CudaRuntime()\n"
+        "except EngineError as error:\n"
+        "    print(error)\n"
+        "seen = []\n"
+        "class Api:\n"
+        "    def __getattr__(self, name):\n"
+        "        real = getattr(api, name)\n"
+        "        if not name.startswith('cuda') or isinstance(real, type): return real\n"
+        "        def call(*arguments):\n"
+        "            status, *results = real(*arguments)\n"
+        "            seen.append((name, int(status)))\n"
+        "            stream = api.cudaStream_t(0) if name == 'cudaStreamCreate' else 0\n"
+        "            graph = api.cudaGraph_t(0) if name == 'cudaStreamEndCapture' else stream\n"
+        "            ready = api.cudaGraphExec_t(0) if name == 'cudaGraphInstantiate' else graph\n"
+        "            return (0, *(ready for _ in results))\n"
+        "        return call\n"
+        "cuda = CudaRuntime(Api())\n"
+        "cuda.allocate(8, 'x'), cuda.allocate_host(8)\n"
+        "cuda.upload(0, 0, 8), cuda.download(0, 0, 8), cuda.copy_rows(0, 16, 0, 16, 8, 2)\n"
+        "cuda.capture(cuda.synchronise)()\n"
+        "assert int(cuda.stream) == 0\n"
+        "print(len(seen), {status for _, status in seen})\n"
+    )
+    sentence, seen = run_rtx("-c", script).stdout.splitlines()
+    assert sentence.startswith("cudaStreamCreate failed: ")
+    assert sentence.endswith("(CUDA error 35)")
+    assert seen == "12 {35}"
+
+
 def test_an_interrupted_build_leaves_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
