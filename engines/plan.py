@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ class PlanRecord:
         if self.onnx.endswith(".onnx") and not Path(self.onnx).is_absolute() and beside.exists():
             source = str(beside)
         words = ["lade-export", source, "-o", str(plan), "--capacity", str(self.capacity)]
-        return " ".join([*words, *self.options, "--overwrite"])
+        return shlex.join([*words, *self.options, "--overwrite"])
 
 
 def fingerprint_path(plan: Path) -> Path:

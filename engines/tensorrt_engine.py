@@ -215,6 +215,8 @@ class TensorRTEngine:
 
     def _deserialise(self, library: TensorRTLibrary, plan: bytes) -> tuple[Any, Any]:
         runtime = library.module.Runtime(self._logger)
+        if self._record.version_compatible:
+            runtime.engine_host_code_allowed = True  # such a plan carries its own lean runtime
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             reason = last_error(self._logger, "no reason given")

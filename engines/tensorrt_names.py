@@ -56,6 +56,7 @@ REQUIRED = (
     "IExecutionContext.set_optimization_profile_async",
     "IExecutionContext.set_tensor_address",
     "Runtime.deserialize_cuda_engine",
+    "Runtime.engine_host_code_allowed",
     "DataType.FLOAT",
     "DataType.HALF",
     "DataType.INT32",

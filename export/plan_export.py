@@ -129,12 +129,17 @@ class PlanReport:
 
 
 def default_plan(source: str) -> Path:
-    """Where a plan goes that the user names no place for: beside its graph, with the bundle's name."""
+    """Where a plan goes that the user names no place for.
+
+    Beside its graph, with the bundle's name; a traced one in a folder of its own, since tokenizer and
+    config come along.
+    """
     path = Path(source)
     if path.suffix == ".onnx":
         name = path.resolve().parent.name if path.name == "model.onnx" else path.stem
         return path.parent / f"{name}{PLAN_SUFFIX}"
-    return Path(f"{path.name.removesuffix('.gguf')}{PLAN_SUFFIX}")
+    name = path.stem if path.suffix.lower() == ".gguf" else path.resolve().name
+    return Path(name) / f"{name}{PLAN_SUFFIX}"
 
 
 def export_plan(

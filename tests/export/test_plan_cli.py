@@ -14,6 +14,7 @@ from lade_edge.engines.plan import PlanProfile
 from lade_edge.engines.tensorrt_library import TensorRTLibrary
 from lade_edge.export import build_memory
 from lade_edge.export.cli import main
+from lade_edge.export.plan_export import default_plan
 from lade_edge.export.tensorrt_build import (
     BuilderOptions,
     check_options,
@@ -97,6 +98,20 @@ def test_what_a_flavour_cant_do(flavour: str, options: dict[str, Any], message: 
     found = library(flavour, BuilderFlag=object(), ComputeCapability=targets)
     with pytest.raises(ConfigError, match=message):
         check_options(found, BuilderOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("source", "plan"),
+    [
+        ("a/smollm2/model.onnx", "a/smollm2/smollm2.plan"),
+        ("a/other.onnx", "a/other.plan"),
+        ("a/llama", "llama/llama.plan"),
+        ("a/llama.gguf", "llama/llama.plan"),
+        ("org/name", "name/name.plan"),
+    ],
+)
+def test_where_a_plan_goes(source: str, plan: str) -> None:
+    assert default_plan(source) == Path(plan)
 
 
 def test_the_form_follows_what_the_library_has() -> None:
