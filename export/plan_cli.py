@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--profile-per-width", action="store_true",
-        help="kernels of their own for each width; a plan several times the size with TensorRT-RTX",
+        help="kernels of their own for each width; a plan of twice the size with TensorRT-RTX",
     )  # fmt: skip
     group.add_argument(
         "--workspace", type=int, metavar="MB", help="most memory a layer may work in"

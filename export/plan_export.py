@@ -56,8 +56,8 @@ class PlanOptions:
         capacity: Tokens of prompt and output together; None takes the graph's default.
         widths: Widths at which steps run, in tokens; others are padded to the next.
         prefill: Tokens of a prompt's chunk.
-        profile_per_width: Kernels of their own for each width, in place of one set for all. With
-            TensorRT-RTX every profile holds the weights again.
+        profile_per_width: Kernels of their own for each width, in place of one set for all. It
+            doubles a TensorRT-RTX plan.
         form: ``in_place`` or ``rows``; None takes the first that the library accepts.
         builder: What to ask of the builder.
         flavour: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever is installed.
