@@ -57,7 +57,8 @@ def open_bundle(path: str | Path, *, verify: bool = True) -> Bundle:
     """Find the bundle that ``path`` names and check every file in it.
 
     Args:
-        path: A bundle folder (its preferred graph is taken) or a graph file inside one.
+        path: A bundle folder (its preferred graph is taken), a graph file inside one, or a TensorRT
+            plan with its fingerprint.
         verify: Compare the sha256 of every file with the manifest.
 
     Raises:
@@ -71,6 +72,10 @@ def open_bundle(path: str | Path, *, verify: bool = True) -> Bundle:
     if not exists:
         raise ManifestError(f"{path} does not exist; expected a bundle folder or a graph in one")
     folder = path if path.is_dir() else path.parent
+    if path.suffix == ".plan" and path.is_file():
+        from lade_edge.engines.plan_check import open_plan
+
+        return open_plan(path, verify=verify)
     if path.is_file() and not (folder / MANIFEST_NAME).exists():
         raise ManifestError(
             f"{path} has no {MANIFEST_NAME} beside it; expected a graph in a bundle made by "

@@ -17,7 +17,7 @@ from lade_edge.engines.errors import ManifestError
 
 MANIFEST_NAME = "lade.json"
 SCHEMA_VERSION = 1
-FORMS = ("canonical", "gqa")
+FORMS = ("canonical", "gqa", "in_place", "rows")
 FLOAT_TYPES = ("float32", "float16")
 _LARGEST = 2**31 - 1
 
@@ -67,7 +67,8 @@ class GraphEntry:
         file: Graph file, in the bundle folder.
         target: What it was lowered for: ``canonical`` or ``onnxruntime``.
         form: Tensor contract: ``canonical`` (mask over all S slots, ``write_index``) or ``gqa``
-            (mask over the used slots, ``seqlens_k`` and ``total_length``).
+            (mask over the used slots, ``seqlens_k`` and ``total_length``); those of a TensorRT plan
+            are ``in_place`` and ``rows``.
         precision: Of the weights: ``fp32`` or ``fp16``.
         float_type: numpy name of the type of masks and KV cache: ``float32`` or ``float16``.
         opset: Stamped opset of the default domain.
@@ -168,6 +169,16 @@ def read_manifest(folder: Path) -> Manifest:
     except (TypeError, ValueError) as error:
         raise ManifestError(f"{path} is malformed: {error}; export the model again") from error
     return manifest
+
+
+def parse_record(kind: Any, content: dict[str, Any]) -> Any:
+    """Build the dataclass ``kind`` from decoded JSON, which must have its fields and no others.
+
+    Raises:
+        TypeError: If a value has another type than its field.
+        ValueError: If a field is missing, unknown or out of range.
+    """
+    return _parse(kind, content)
 
 
 def _digest(content: dict[str, Any]) -> str:

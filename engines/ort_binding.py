@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,13 @@ from lade_edge.engines.ort_session import value_over
 from lade_edge.engines.protocol import Float32Array, Int64Array, StepResult
 
 _MAX_BINDINGS = 1024
+
+
+class Rows(Protocol):
+    """What gives float32 rows by number."""
+
+    def __getitem__(self, index: int, /) -> Float32Array:
+        """Row ``(V,)``."""
 
 
 class StepBinding:
@@ -27,7 +34,7 @@ class StepBinding:
         positions: Memory of ``(T,)`` int64, to be written.
         rows: ``(R,)`` int64, to be written.
         result: Views of the outputs.
-        logits: ``(R, V)`` float32 view of the output.
+        logits: ``(R, V)`` float32 view of the output, or rows fetched one by one from a device.
         columns: Length of each mask as it is bound.
     """
 
@@ -41,7 +48,7 @@ class StepBinding:
         positions: memoryview,
         rows: Int64Array,
         result: StepResult,
-        logits: Float32Array,
+        logits: Rows,
     ) -> None:
         self.binding = binding
         self.packer = Struct(f"{len(tokens)}q")
@@ -102,6 +109,10 @@ class StepBuffers:
     def binding(self, width: int, num_rows: int) -> StepBinding:
         """The binding of steps of ``width`` tokens of which ``num_rows`` are wanted."""
         return self._bindings.get((width, num_rows)) or self._bind(width, num_rows)
+
+    def run(self, bound: StepBinding) -> None:
+        """Run the session over a binding's memory."""
+        self._session.run_with_iobinding(bound.binding)
 
     def _bind(self, width: int, num_rows: int) -> StepBinding:
         binding = self._session.io_binding()

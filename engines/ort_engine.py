@@ -1,5 +1,7 @@
 """The engine on ONNX Runtime: IO binding over buffers that are ours and stay where they are.
 
+On a GPU (not run on one so far) the same, with the buffers on the device and copies around each run.
+
 Each shape a step can have is bound once, every layer's KV cache to the same memory as input and
 output. A step then writes its numbers and runs; only a mask that got longer is bound again.
 """
@@ -7,16 +9,22 @@ output. A step then writes its numbers and runs; only a mask that got longer is 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lade_edge.engines.bundle import Bundle
+from lade_edge.engines.cuda_driver import Driver, probe_driver
+from lade_edge.engines.cuda_runtime import CudaRuntime
+from lade_edge.engines.device_cache import DeviceKVCache
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
 from lade_edge.engines.masks import StepMask
 from lade_edge.engines.ort_binding import StepBinding, StepBuffers
+from lade_edge.engines.ort_device_binding import DeviceStepBuffers, tensorrt_provider_options
 from lade_edge.engines.ort_session import first_line, library_version, open_session
 from lade_edge.engines.protocol import (
     BoolArray,
@@ -31,13 +39,16 @@ PREFILL_CHUNK = 256  # tokens; wide enough to be compute-bound, small enough for
 
 
 class OnnxRuntimeEngine:
-    """Runs a bundle's canonical or lowered graph on the CPU. Implements `protocol.Engine`.
+    """Runs a bundle's canonical or lowered graph. Implements `protocol.Engine`.
 
     Args:
         bundle: Checked bundle with the graph to run.
         capacity: Tokens one sequence may hold; None takes the bundle's.
         max_width: Widest step, in tokens.
         threads: Threads of one operator; None leaves the choice to ONNX Runtime.
+        device: ``cpu``, or the provider ``cuda`` or ``tensorrt``, which take the canonical graph.
+        driver: Asks the driver whether there is a device.
+        cuda: Makes the CUDA runtime.
 
     Raises:
         CapacityError: If the capacity exceeds the model's positions or the memory.
@@ -51,6 +62,9 @@ class OnnxRuntimeEngine:
         capacity: int | None = None,
         max_width: int = 64,
         threads: int | None = None,
+        device: str = "cpu",
+        driver: Callable[[], Driver] = probe_driver,
+        cuda: Callable[[], CudaRuntime] = CudaRuntime,
     ) -> None:
         model, graph = bundle.manifest.model, bundle.graph
         capacity = bundle.manifest.capacity if capacity is None else capacity
@@ -67,28 +81,35 @@ class OnnxRuntimeEngine:
             )
         if max_width < 1:
             raise ValueError("a step has at least one token")
-        self._session = open_session(bundle.graph_path, threads=threads)
+        self._slots = capacity + max_width
+        widest = max(max_width, min(PREFILL_CHUNK, capacity))
+        on_device = device != "cpu"
+        if on_device:
+            _check_device(bundle, device, driver())
+        provider_options = {}
+        if device == "tensorrt":
+            provider_options = tensorrt_provider_options(
+                model, widest=widest, max_rows=max_width, slots=self._slots
+            )
+        self._session = open_session(
+            bundle.graph_path, threads=threads, device=device, provider_options=provider_options
+        )
         self._spec = EngineSpec(
-            name=f"onnxruntime {library_version()} cpu {graph.form} {graph.precision}",
-            device="cpu",
+            name=f"onnxruntime {library_version()} {device} {graph.form} {graph.precision}",
+            device="cuda" if on_device else "cpu",
             vocab_size=model.vocab_size,
             capacity=capacity,
             max_width=max_width,
             max_position=model.max_position,
             top_k=model.top_k,
             # the standard Attention operator takes a far slower path for one query than for two
-            plain_width=2 if graph.form == "canonical" and max_width > 1 else 1,
+            plain_width=2 if graph.form == "canonical" and max_width > 1 and not on_device else 1,
         )
-        self._slots = capacity + max_width
         self._dense = graph.form == "canonical"
         self._check_inputs(model.num_layers, windowed=model.sliding_window is not None)
         float_type = np.dtype(graph.float_type)
-        self._cache = HostKVCache(
-            model.num_layers, model.num_kv_heads, self._slots, model.head_size, float_type
-        )
         self._length = 0
         self._run_s = 0.0
-        widest = max(max_width, min(PREFILL_CHUNK, capacity))
         windows = {"attn_mask": None, "attn_mask_window": model.sliding_window}
         self._masks = {
             name: StepMask(float_type, widest, self._slots, window=window, whole=self._dense)
@@ -100,20 +121,34 @@ class OnnxRuntimeEngine:
         self._last_slot = np.zeros(1, np.int32)
         self._total = np.zeros(1, np.int32)
         self._causal = np.tri(widest, dtype=np.bool_)
-        self._buffers = StepBuffers(
-            self._session,
-            self._names,
-            widest=widest,
-            max_rows=max_width,
-            vocab_size=model.vocab_size,
-            top_k=model.top_k,
-            fixed={
-                "write_index": self._write_index,
-                "seqlens_k": self._last_slot,
-                "total_length": self._total,
-            },
-            cache=self._cache,
-        )
+        fixed: dict[str, npt.NDArray[Any]] = {
+            "write_index": self._write_index,
+            "seqlens_k": self._last_slot,
+            "total_length": self._total,
+        }
+        shape = (model.num_layers, model.num_kv_heads, self._slots, model.head_size)
+        sizes = {
+            "widest": widest,
+            "max_rows": max_width,
+            "vocab_size": model.vocab_size,
+            "top_k": model.top_k,
+        }
+        self._cache: HostKVCache | DeviceKVCache
+        self._buffers: StepBuffers | DeviceStepBuffers
+        if on_device:
+            runtime = cuda()
+            device_cache = DeviceKVCache(runtime, *shape, float_type)
+            self._cache = device_cache
+            self._buffers = DeviceStepBuffers(
+                self._session, self._names, runtime, **sizes,
+                fixed=fixed, cache=device_cache, float_type=float_type,
+            )  # fmt: skip
+        else:
+            host_cache = HostKVCache(*shape, float_type)
+            self._cache = host_cache
+            self._buffers = StepBuffers(
+                self._session, self._names, **sizes, fixed=fixed, cache=host_cache
+            )
         self._last: StepBinding | None = None
 
     @property
@@ -164,8 +199,7 @@ class OnnxRuntimeEngine:
         """Logits of a wanted row of the last step; a view, valid until the next step."""
         if self._last is None:
             raise ValueError("no step was run yet")
-        row: Float32Array = self._last.logits[index]
-        return row
+        return self._last.logits[index]
 
     def keep(self, slots: Sequence[int]) -> None:
         """Commit rows of the last step; see `protocol.Engine.keep`."""
@@ -193,7 +227,7 @@ class OnnxRuntimeEngine:
                 bound.bind_mask(name, mask.view(width))
         started = perf_counter()
         try:
-            self._session.run_with_iobinding(bound.binding)
+            self._buffers.run(bound)
         except Exception as error:  # the library raises its own types and bare RuntimeError alike
             raise EngineError(
                 f"onnxruntime failed in a step of {width} tokens ({first_line(error)}); the graph "
@@ -221,3 +255,16 @@ class OnnxRuntimeEngine:
                 "export the model again"
             )
         self._names = inputs | outputs
+
+
+def _check_device(bundle: Bundle, device: str, driver: Driver) -> None:
+    """Refuse a graph or a machine that has no place for it, before the library is asked."""
+    if bundle.graph.form != "canonical":
+        raise EngineError(
+            f"{bundle.graph.file} is lowered for a CPU and --device {device} takes the canonical "
+            "graph; the bundle has none, export again without --slim"
+        )
+    if not driver.devices:
+        raise EngineError(
+            f"--device {device} can't be used: {driver.reason}; lade-doctor shows what is here"
+        )

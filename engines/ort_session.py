@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +11,69 @@ import numpy.typing as npt
 from lade_edge.engines.errors import EngineError
 
 CPU_PROVIDER = "CPUExecutionProvider"
+PROVIDERS = {
+    "cpu": (CPU_PROVIDER,),
+    "cuda": ("CUDAExecutionProvider",),
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+}
+_NO_FALLBACK = "session.disable_cpu_ep_fallback"
 
 
-def open_session(path: Path, *, threads: int | None = None) -> Any:
-    """Load a graph on the CPU.
+def open_session(
+    path: Path,
+    *,
+    threads: int | None = None,
+    device: str = "cpu",
+    provider_options: Mapping[str, str] | None = None,
+) -> Any:
+    """Load a graph on the provider asked for and on no other.
 
     Args:
         path: Graph file; external data is looked for beside it.
         threads: Threads of one operator; None leaves the choice to the library.
+        device: ``cpu``, ``cuda`` or ``tensorrt``, a key of `PROVIDERS`.
+        provider_options: Options of the first provider.
 
     Raises:
-        EngineError: If onnxruntime is missing, refuses the graph, or runs it on another provider.
+        EngineError: If onnxruntime or its provider is missing, it refuses the graph, or it runs it,
+            or a part of it, on another provider: the library falls back to the CPU without a word.
     """
     try:
         import onnxruntime as ort
     except ImportError as error:
+        extra = "cpu" if device == "cpu" else "gpu"
         raise EngineError(
-            "onnxruntime is not installed; pip install 'lade-edge[cpu]' brings it"
+            f"onnxruntime is not installed; pip install 'lade-edge[{extra}]' brings it"
         ) from error
+    wanted = PROVIDERS[device]
+    if wanted[0] not in ort.get_available_providers():
+        raise EngineError(
+            f"this onnxruntime {ort.__version__} has no {wanted[0]}; install onnxruntime-gpu in place "
+            "of onnxruntime (never beside it)"
+        )
     options = ort.SessionOptions()
     options.log_severity_level = 4  # its errors come back as exceptions, told once
     options.inter_op_num_threads = 1
     if threads is not None:
         options.intra_op_num_threads = threads
+    if wanted[0] != CPU_PROVIDER:
+        options.add_session_config_entry(_NO_FALLBACK, "1")
+    settings = [dict(provider_options or {}), *({} for _ in wanted[1:])]
     try:
-        session = ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
+        session = ort.InferenceSession(
+            str(path), options, providers=list(wanted), provider_options=settings
+        )
     except Exception as error:  # the library raises its own types and bare RuntimeError alike
         raise EngineError(
             f"onnxruntime {ort.__version__} can't load {path}: {first_line(error)}"
         ) from error
-    if session.get_providers() != [CPU_PROVIDER]:
-        raise EngineError(
-            f"onnxruntime runs {path} on {session.get_providers()}, expected {CPU_PROVIDER}"
-        )
+    found = session.get_providers()
+    if found[0] != wanted[0] or (device == "cpu" and found != [CPU_PROVIDER]):
+        advice = "" if device == "cpu" else (
+            "; its CUDA, cuDNN or TensorRT libraries are missing or of another version, lade-doctor "
+            "shows what is here"
+        )  # fmt: skip
+        raise EngineError(f"onnxruntime runs {path} on {found}, expected {wanted[0]}{advice}")
     return session
 
 

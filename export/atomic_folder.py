@@ -35,8 +35,8 @@ def atomic_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     out = Path(os.path.realpath(out))  # a link keeps pointing at the place
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
-        work = out.parent / f"{_prefix(out)}{os.getpid()}"
+        remove_abandoned(out)
+        work = work_folder(out)
         work.mkdir()
     except OSError as error:
         raise ExportError(
@@ -83,11 +83,16 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
             )
 
 
+def work_folder(out: Path) -> Path:
+    """The hidden name beside ``out`` under which this process makes it."""
+    return out.parent / f"{_prefix(out)}{os.getpid()}"
+
+
 def _prefix(out: Path) -> str:
     return f".{out.name}.partial-"
 
 
-def _remove_abandoned(out: Path) -> None:
+def remove_abandoned(out: Path) -> None:
     """Clear up after exports to this place that died, giving back a bundle they had moved aside."""
     for folder in list(out.parent.iterdir()):
         if not folder.name.startswith(_prefix(out)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import LadeError
+from lade_edge.export import plan_cli
 
 if TYPE_CHECKING:
     from lade_edge.export.pipeline import ExportReport
@@ -42,12 +43,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT",
-        help="bundle folder to make (default: the source's name, in the working folder)",
+        help="bundle folder to make, or NAME.plan for a TensorRT plan (default: the source's name in "
+        "the working folder, a plan beside a model.onnx)",
     )  # fmt: skip
     parser.add_argument(
-        "--target", choices=("onnxruntime", "canonical"), default="onnxruntime",
+        "--target", choices=("onnxruntime", "canonical", plan_cli.TARGET), default="onnxruntime",
         help="onnxruntime: a graph lowered for its CPU kernels beside the canonical one; "
-        "canonical: standard ONNX only (default: %(default)s)",
+        "canonical: standard ONNX only; tensorrt: a plan (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--precision", choices=("fp32", "fp16"), default="fp32",
@@ -67,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--no-check", dest="check", action="store_false",
         help="skip the comparison with the reference model",
     )  # fmt: skip
+    plan_cli.add_options(parser)
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('lade-edge')}")
     return parser
 
@@ -74,7 +77,16 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run ``lade-export``; returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    return run_command("lade-export", lambda: _print_report(_export(arguments)))
+    words = sys.argv[1:] if argv is None else argv
+    given = {word.partition("=")[0] for word in words}
+    return run_command("lade-export", lambda: _run(arguments, given))
+
+
+def _run(arguments: argparse.Namespace, given: set[str]) -> None:
+    if plan_cli.wants_plan(arguments, given):
+        plan_cli.make_plan(arguments, given)
+    else:
+        _print_report(_export(arguments))
 
 
 def _export(arguments: argparse.Namespace) -> ExportReport:

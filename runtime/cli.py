@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import ConfigError
+from lade_edge.engines.opening import DEVICES
 from lade_edge.runtime.config import COSTS, DEVICE_SHAPES, MODES, GenerationConfig
 
 if TYPE_CHECKING:
@@ -60,8 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="show the version and exit")
     parser.add_argument(
-        "--engine", required=True, metavar="PATH", help="bundle folder, or a graph in one"
+        "--engine", required=True, metavar="PATH", help="bundle folder, a graph in one, or a plan"
     )
+    parser.add_argument(
+        "--device", choices=DEVICES, default=DEVICES[0],
+        help="provider of ONNX Runtime; a TensorRT plan knows its own (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="T", help="CPU threads (default: engine's)")
     parser.add_argument(
         "--capacity", type=int, metavar="C", help="tokens of prompt and output (default: bundle's)"
@@ -289,6 +294,7 @@ def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
     return model.load(
         arguments.engine,
         threads=arguments.threads,
+        device=arguments.device,
         capacity=arguments.capacity,
         max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), _WIDEST),
         progress=report_measuring,

@@ -274,15 +274,17 @@ def load(
     threads: int | None = None,
     capacity: int | None = None,
     max_width: int = DEFAULT_MAX_WIDTH,
+    device: str = "cpu",
     progress: Progress = lambda share: None,
 ) -> Model:
     """Load a bundle.
 
     Args:
-        path: Bundle folder, or a graph file inside one.
+        path: Bundle folder, a graph file inside one, or a TensorRT plan.
         threads: CPU threads, None for the engine's choice.
         capacity: Tokens of prompt and output together, None for the bundle's value.
         max_width: Widest step to prepare for, in tokens.
+        device: ``cpu``, or ``cuda`` or ``tensorrt`` for those providers of ONNX Runtime.
         progress: Told the finished share, 0 to 1, while step times are measured (once a device).
 
     Returns:
@@ -302,7 +304,9 @@ def load(
 
     bundle = open_bundle(path)
     prompts = PromptEncoder.from_folder(bundle.folder)
-    engine = open_engine(bundle, capacity=capacity, max_width=max_width, threads=threads)
+    engine = open_engine(
+        bundle, capacity=capacity, max_width=max_width, threads=threads, device=device
+    )
     return Model(
         engine,
         prompts,

@@ -61,7 +61,7 @@ def test_streams_the_answer(run: Run, loader: Loader) -> None:
     assert run("ab", "-n", "20") == (0, expected.text + "\n", "")
     assert loader.path == "bundle"
     assert loader.options.pop("progress") is not None
-    assert loader.options == {"threads": None, "capacity": None, "max_width": 128}
+    assert loader.options == {"threads": None, "capacity": None, "max_width": 128, "device": "cpu"}
 
 
 def test_prompt_from_a_file_or_stdin(run: Run, loader: Loader, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_drawn_text_can_be_repeated(run: Run, loader: Loader) -> None:
 def test_load_options(run: Run, loader: Loader) -> None:
     run("ab", "--threads", "2", "--capacity", "99", "--window", "30", "--ngram", "5", "-n", "0")
     assert loader.options.pop("progress") is not None
-    assert loader.options == {"threads": 2, "capacity": 99, "max_width": 136}
+    assert loader.options == {"threads": 2, "capacity": 99, "max_width": 136, "device": "cpu"}
     run("ab", "--window", "1000", "--ngram", "1000")
     assert loader.options["max_width"] == 1024
 

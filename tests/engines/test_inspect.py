@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lade_edge.engines.inspect_cli import main
+from plans import make_plan
+
+
+def test_a_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tiny_bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "architecture: LlamaForCausalLM" in out
+    assert out.count("size_bytes") == 2
+    assert main([str(tiny_bundle / "model.onnx"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tensors"]["inputs"]["attn_mask"] == ["float", [1, 1, "T", "S"]]
+    assert found["graphs"][1]["parity"]["tree"] < 1e-4
+
+
+def test_a_plan(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan(tiny_bundle / "model.onnx", tmp_path, "rows")
+    assert main([str(plan)]) == 0
+    out = capsys.readouterr().out
+    assert "buckets: 1x1, 2x2, 4x4, 8x8, 16x16, 32x1" in out
+    assert "compute capabilities: 8.7" in out
+    assert "rebuild: lade-export" in out
+    plan.write_bytes(b"other")
+    assert main([str(plan)]) == 1
+    assert "its fingerprint says" in capsys.readouterr().err
+
+
+def test_a_graph_alone(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "alone.onnx"
+    path.write_bytes((tiny_bundle / "model.onnx").read_bytes())
+    assert main([str(path)]) == 0
+    assert "write_index: int64 [1]" in capsys.readouterr().out
+    path.write_bytes(b"not a graph")
+    assert main([str(path)]) == 1
+    assert "is no ONNX file" in capsys.readouterr().err
+    assert main([str(tmp_path / "absent")]) == 1
+    assert "does not exist" in capsys.readouterr().err
