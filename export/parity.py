@@ -15,7 +15,9 @@ import numpy as np
 from lade_edge.engines import Bundle, ModelSpec, ParityError
 from lade_edge.engines.protocol import BoolArray, Engine, Float32Array, Int64Array
 
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}  # largest difference over the largest logit
+# largest difference over the largest logit; of a quantised graph this finds a wrong graph, and its
+# quality is judged by `quality`
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.25, "int4": 0.5}
 
 Reference = Callable[[Int64Array, Int64Array, BoolArray], Float32Array]
 

@@ -1,0 +1,269 @@
+"""Moves outliers from activations into weights, so that eight bits hold both (SmoothQuant).
+
+Channel j of a value x that linear layers read is divided by s_j and their row j multiplied by it.
+The division costs nothing where it can be folded into what makes x: a norm's weight, the columns of
+``up_proj`` behind a gate, or, since attention only mixes rows, those of ``v_proj``. A tied LM head
+carries its factors into the token table, whose look-up divides by them again. The float result
+stays the same.
+
+s_j = |x_j|^a / |w_j|^(1 - a) (Xiao et al., 2022, arXiv:2211.10438), where |.| is the largest or the
+root mean square; kind and a are chosen for each input by the rounding error on sampled rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from lade_edge.engines.protocol import Float32Array
+from lade_edge.export.calibration import InputStatistics
+from lade_edge.export.graph_edit import (
+    GraphEditor,
+    int_attribute,
+    int_list,
+    is_weight,
+    producer_of,
+)
+from lade_edge.export.linear_layers import Linear, TokenTable, store_array, stored_array
+from lade_edge.export.quantize_weights import rounding_error
+
+STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+_NORMS = {
+    "SimplifiedLayerNormalization": 1,
+    "SkipSimplifiedLayerNormalization": 2,
+    "LayerNormalization": 1,
+}  # the operator's first input that is a parameter
+_SMALLEST = 1e-5
+_COLUMNS = 160  # of a matrix, by which a choice is judged
+
+Measure = Callable[[Float32Array], Float32Array]  # (n, K) -> (K,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns of a linear layer that make a value.
+
+    Attributes:
+        linear: The layer.
+        start: First column.
+        count: Number of columns.
+        bias: Its stored bias ``(N,)``, if one is added.
+    """
+
+    linear: Linear
+    start: int
+    count: int
+    bias: ir.Value | None
+
+    def divide(self, by: Float32Array) -> None:
+        """Divide the columns, and the bias with them."""
+        part = slice(self.start, self.start + self.count)
+        matrix = np.array(self.linear.matrix())
+        matrix[:, part] /= by
+        _store_matrix(self.linear, matrix)
+        if self.bias is not None:
+            bias = np.array(stored_array(self.bias))
+            bias[part] /= by
+            store_array(self.bias, bias)
+
+
+def smooth(
+    graph: ir.Graph,
+    linears: Sequence[Linear],
+    table: TokenTable | None,
+    statistics: Mapping[str, InputStatistics],
+) -> int:
+    """Rescale every input that allows it and gains by it, in place.
+
+    Args:
+        graph: Lowered float32 graph.
+        linears: Its linear layers.
+        table: Its token table.
+        statistics: What went into each layer, by the name of its source.
+
+    Returns:
+        Inputs that were rescaled.
+    """
+    smoother = _Smoother(graph, linears, table)
+    readers: dict[ir.Value, list[Linear]] = defaultdict(list)
+    for linear in linears:
+        readers[linear.source].append(linear)
+    done = 0
+    for source, group in readers.items():
+        seen = statistics.get(source.name or "")
+        if seen is not None:
+            done += smoother.smooth(source, group, seen)
+    smoother.edit.finish()
+    return done
+
+
+class _Smoother:
+    def __init__(
+        self, graph: ir.Graph, linears: Sequence[Linear], table: TokenTable | None
+    ) -> None:
+        self.edit = GraphEditor(graph)
+        self._results = {linear.result: linear for linear in linears}
+        self._table = table
+
+    def smooth(self, source: ir.Value, group: list[Linear], seen: InputStatistics) -> bool:
+        """Rescale one input; False where nothing takes the division, or nothing is gained."""
+        if len(source.uses()) != len(group) or source.is_graph_output():
+            return False
+        tied = [n for n in group if self._table is not None and n.weight is self._table.weight]
+        if any(not _has_one_reader(n.weight) for n in group if n not in tied):
+            return False
+        fold, spread = self._fold_of(source)
+        if fold is None:
+            return False
+        factor = _best_factor(seen, group, spread)
+        if factor is None:
+            return False
+        fold(factor)
+        for linear in group:
+            _store_matrix(linear, linear.matrix() * factor[:, None])
+        if tied:
+            self._divide_look_up(factor)
+        return True
+
+    def _fold_of(self, source: ir.Value) -> tuple[Callable[[Float32Array], None] | None, Measure]:
+        """What divides the channels of ``source``, and how channels share a factor."""
+        node = source.producer()
+        if node is not None and node.op_type == "Gather" and int_attribute(node, "axis") == 1:
+            rows = node.inputs[0]  # those that the LM head is asked for
+            if rows is None or len(rows.uses()) != 1 or not _is_norm(rows):
+                return None, _alone
+            source = rows
+        if _is_norm(source):
+            return self._norm_parameters(source), _alone
+        product = producer_of(source, "Mul")
+        if product is not None and product.inputs[0] is not product.inputs[1]:
+            for value in reversed(product.inputs):
+                columns = self._columns_behind(value)
+                if columns is not None:
+                    return columns.divide, _alone
+        attention = producer_of(source, "GroupQueryAttention")
+        columns = self._columns_behind(attention.inputs[2]) if attention is not None else None
+        if attention is not None and columns is not None:
+            return _values_of(columns, attention)
+        return None, _alone
+
+    def _norm_parameters(self, normed: ir.Value) -> Callable[[Float32Array], None] | None:
+        node = normed.producer()
+        assert node is not None
+        parameters = [value for value in node.inputs[_NORMS[node.op_type] :] if value is not None]
+        if not all(is_weight(v, rank=1) and _has_one_reader(v) for v in parameters):
+            return None
+
+        def divide(factor: Float32Array) -> None:
+            for value in parameters:
+                store_array(value, stored_array(value) / factor)
+
+        return divide
+
+    def _columns_behind(self, value: ir.Value | None) -> _Columns | None:
+        """The columns that make ``value`` and nothing else."""
+        if value is None or len(value.uses()) != 1 or value.is_graph_output():
+            return None
+        start, count = 0, None
+        node = value.producer()
+        if node is not None and node.op_type == "Split" and int_attribute(node, "axis") in (-1, 2):
+            sizes = int_list(node.inputs[1]) if len(node.inputs) > 1 else None
+            if sizes is None:
+                return None
+            index = list(node.outputs).index(value)
+            start, count = sum(sizes[:index]), sizes[index]
+            value = node.inputs[0]
+            node = value.producer() if value is not None else None
+        bias = None
+        if node is not None and node.op_type == "Add":
+            biases = [v for v in node.inputs if v is not None and is_weight(v, rank=1)]
+            others = [v for v in node.inputs if v is not None and v not in biases]
+            if len(biases) != 1 or not _has_one_reader(biases[0]) or not _has_one_reader(value):
+                return None
+            bias, value = biases[0], others[0]
+        linear = self._results.get(value) if value is not None else None
+        if linear is None or not _has_one_reader(value) or not _has_one_reader(linear.weight):
+            return None
+        width = linear.matrix().shape[1]
+        return _Columns(linear, start, width if count is None else count, bias)
+
+    def _divide_look_up(self, factor: Float32Array) -> None:
+        """Token embeddings out of a table that carries the LM head's factors."""
+        assert self._table is not None
+        looked_up = self._table.node.outputs[0]
+        inverse = self.edit.floats("token_table.inverse", np.float32(1) / factor)
+        (plain,) = self.edit.emit("Mul", [looked_up, inverse])
+        plain.shape, plain.type = looked_up.shape, looked_up.type
+        for node, index in list(looked_up.uses()):
+            if node is not plain.producer():
+                node.replace_input_with(index, plain)
+
+
+def _values_of(
+    columns: _Columns, attention: ir.Node
+) -> tuple[Callable[[Float32Array], None], Measure]:
+    """Columns of v ahead of attention: heads that share a key-value head share its factors."""
+    kv_heads = int_attribute(attention, "kv_num_heads")
+    shared = int_attribute(attention, "num_heads") // kv_heads
+    size = columns.count // kv_heads
+
+    def spread(channels: Float32Array) -> Float32Array:
+        largest = channels.reshape(kv_heads, shared, size).max(axis=1, keepdims=True)
+        every: Float32Array = np.repeat(largest, shared, axis=1).reshape(-1)
+        return every
+
+    def divide(factor: Float32Array) -> None:
+        columns.divide(factor.reshape(kv_heads, shared, size)[:, 0].reshape(-1))
+
+    return divide, spread
+
+
+def _best_factor(
+    seen: InputStatistics, group: list[Linear], spread: Measure
+) -> Float32Array | None:
+    """The factors with the least rounding error, or None if none is better than no factors."""
+    rng = np.random.default_rng(0)
+    matrices = [linear.matrix() for linear in group]
+    some = [m[:, rng.permutation(m.shape[1])[:_COLUMNS]] for m in matrices]
+    together = np.concatenate(some, axis=1)
+    best, least = None, rounding_error(seen.sample, together)
+    for factor in _candidates(seen, matrices, spread):
+        error = rounding_error(seen.sample / factor, together * factor[:, None])
+        if error < least:
+            best, least = factor, error
+    return best
+
+
+def _candidates(
+    seen: InputStatistics, matrices: list[Float32Array], spread: Measure
+) -> Iterator[Float32Array]:
+    largest = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
+    squares = np.mean([np.square(matrix).mean(axis=1) for matrix in matrices], axis=0)
+    typical = np.sqrt(np.square(seen.sample).mean(axis=0))
+    for activations, weights in ((seen.largest, largest), (typical, np.sqrt(squares))):
+        x = np.log(np.maximum(spread(activations), _SMALLEST))
+        w = np.log(np.maximum(spread(weights), _SMALLEST))
+        for strength in STRENGTHS:
+            logarithm = strength * x - (1 - strength) * w
+            yield np.exp(logarithm - logarithm.mean()).astype(np.float32)
+
+
+def _alone(channels: Float32Array) -> Float32Array:
+    return channels
+
+
+def _is_norm(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type in _NORMS and node.outputs[0] is value
+
+
+def _store_matrix(linear: Linear, matrix: Float32Array) -> None:
+    store_array(linear.weight, matrix.T if linear.turned else matrix)
+
+
+def _has_one_reader(value: ir.Value | None) -> bool:
+    return value is not None and len(value.uses()) == 1
