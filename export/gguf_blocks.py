@@ -175,7 +175,8 @@ def _q6_k(blocks: _Bytes) -> tuple[_Bytes, Float32Array, None]:
     """Sixteen blocks of 16 below one scale: ``d s * (q - 32)``, s signed, q of six bits."""
     lower = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
     upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    integers = (lower & 15).reshape(len(blocks), -1) | ((upper & 3) << 4).reshape(len(blocks), -1)
+    low, high = (lower & 15).reshape(len(blocks), -1), (upper & 3).reshape(len(blocks), -1)
+    integers: _Bytes = low | (high << np.uint8(4))
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
     return integers + np.uint8(128 - 32), scales, None
 

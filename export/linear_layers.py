@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +105,40 @@ def find_token_table(graph: ir.Graph) -> TokenTable | None:
     weight = found[0].inputs[0]
     assert weight is not None
     return TokenTable(found[0], weight) if weight.dtype == ir.DataType.FLOAT else None
+
+
+def has_one_reader(value: ir.Value | None) -> bool:
+    """Whether exactly one input of one node reads the value."""
+    return value is not None and len(value.uses()) == 1
+
+
+def by_source(linears: Sequence[Linear]) -> dict[ir.Value, list[Linear]]:
+    """Layers that read the same value, together."""
+    readers: dict[ir.Value, list[Linear]] = {}
+    for linear in linears:
+        readers.setdefault(linear.source, []).append(linear)
+    return readers
+
+
+def read_instead(old: ir.Value, new: ir.Value) -> None:
+    """Let the readers of ``old`` read ``new``, but for those that ``new`` is made by."""
+    makers = {new.producer()}
+    waiting = list(makers)
+    while waiting:
+        node = waiting.pop()
+        for value in node.inputs if node is not None else ():
+            maker = value.producer() if value is not None and value is not old else None
+            if maker is not None and maker not in makers:
+                makers.add(maker)
+                waiting.append(maker)
+    for node, index in list(old.uses()):
+        if node not in makers:
+            node.replace_input_with(index, new)
+
+
+def store_matrix(linear: Linear, matrix: npt.NDArray[np.float32]) -> None:
+    """Give a layer another matrix ``(K, N)``."""
+    store_array(linear.weight, matrix.T if linear.turned else matrix)
 
 
 def stored_array(value: ir.Value) -> Float32Array:

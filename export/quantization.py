@@ -15,7 +15,7 @@ from lade_edge.export.linear_layers import Linear, find_linears, find_token_tabl
 from lade_edge.export.lower_int4 import lower_to_blocks
 from lade_edge.export.lower_int8 import lower_to_int8
 from lade_edge.export.quantize_weights import BlockWeights, quantize_blocks, round_blocks
-from lade_edge.export.rotation import rotate_products
+from lade_edge.export.rotation import find_rotations, rotate
 from lade_edge.export.smoothing import smooth
 
 BLOCK_SIZE = 32
@@ -28,7 +28,7 @@ class QuantizationReport:
     Attributes:
         layers: Linear layers, siblings merged, LM head included.
         smoothed: Inputs whose outliers moved into the weights (int8).
-        rotated: Layers whose inputs are turned at run time (int8).
+        rotated: Inputs that are rotated at run time (int8).
         kept: Layers whose integers are the source's own (int4 from GGUF).
     """
 
@@ -94,11 +94,11 @@ class _Task:
         statistics = {}
         for part in self._collect(self.linears, with_moments=False):
             statistics.update(part)
-        linears = rotate_products(self.graph, self.linears, statistics)
-        smoothed = smooth(self.graph, linears, self.table, statistics)
+        rotations = find_rotations(self.linears, self.table, statistics)
+        smoothed = smooth(self.graph, self.linears, self.table, statistics, rotations)
+        linears = rotate(self.graph, self.linears, self.table, rotations)
         lower_to_int8(self.graph, linears, self.table)
-        rotated = sum(a.source is not b.source for a, b in zip(linears, self.linears, strict=True))
-        return QuantizationReport(layers=len(linears), smoothed=smoothed, rotated=rotated)
+        return QuantizationReport(layers=len(linears), smoothed=smoothed, rotated=len(rotations))
 
     def to_int4(self, gguf_file: Path | None) -> QuantizationReport:
         source = GgufWeights(gguf_file) if gguf_file is not None else None

@@ -1,16 +1,15 @@
 """Spreads outliers that no factor per channel can tame over a block of channels.
 
-Behind a gate single entries of a row are many times larger than the rest, each time others. A block
-of channels times a Hadamard matrix, which is orthogonal, has the outlier in equal parts in all of
-them; the layer's rows are turned the same way, so that the float result stays the same. The turn of
-the activations is a small product at run time. After Ashkboos et al. (QuaRot), 2024,
-arXiv:2404.00456.
+Behind a gate single entries of a row are many times larger than the rest, each time others; what
+the LM head reads is little better. A block of channels times a Hadamard matrix, which is orthogonal,
+has an outlier in equal parts in all of them; the layer's rows are rotated the same way, so that the
+float result stays the same. The rotation of the activations is a small product at run time. After
+Ashkboos et al. (QuaRot), 2024, arXiv:2404.00456.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,41 +18,79 @@ import onnx_ir as ir
 from lade_edge.engines.protocol import Float32Array
 from lade_edge.export.calibration import InputStatistics
 from lade_edge.export.graph_edit import GraphEditor, producer_of
-from lade_edge.export.linear_layers import Linear, store_array
+from lade_edge.export.linear_layers import (
+    Linear,
+    TokenTable,
+    by_source,
+    read_instead,
+    store_matrix,
+)
 from lade_edge.export.quantize_weights import rounding_error
 
 BLOCK = 64  # channels
-_WORTH = 0.5  # of the squared rounding error, at which a turn pays its time
+_WORTH = 0.5  # of the squared rounding error without, at which a rotation is worth its time
+_COLUMNS = 160  # of a matrix, by which a choice is judged
 
 
-def rotate_products(
-    graph: ir.Graph, linears: Sequence[Linear], statistics: Mapping[str, InputStatistics]
+def find_rotations(
+    linears: Sequence[Linear],
+    table: TokenTable | None,
+    statistics: Mapping[str, InputStatistics],
+) -> set[ir.Value]:
+    """Inputs whose squared rounding error a rotation halves, among those where it pays.
+
+    Args:
+        linears: Layers of a lowered float32 graph.
+        table: Its token table.
+        statistics: What went into each layer, by the name of its source.
+    """
+    found = set()
+    for source, group in by_source(linears).items():
+        seen = statistics.get(source.name or "")
+        if seen is None or seen.sample.shape[1] % BLOCK or not _is_candidate(source):
+            continue
+        tied = table.weight if table is not None else None
+        if any(len(n.weight.uses()) != 1 + (n.weight is tied) for n in group):
+            continue
+        matrix = np.concatenate([some_columns(linear.matrix()) for linear in group], axis=1)
+        rotated = rounding_error(rotate_rows(seen.sample.T).T, rotate_rows(matrix))
+        if rotated < _WORTH * rounding_error(seen.sample, matrix):
+            found.add(source)
+    return found
+
+
+def rotate(
+    graph: ir.Graph,
+    linears: Sequence[Linear],
+    table: TokenTable | None,
+    sources: Collection[ir.Value],
 ) -> list[Linear]:
-    """Turn what comes out of a gate, in place, where it halves the squared rounding error.
+    """Rotate inputs and the layers that read them, in place.
 
     Args:
         graph: Lowered float32 graph.
         linears: Its linear layers.
-        statistics: What went into each, by the name of its source.
+        table: Its token table; what is looked up in one that is rotated is rotated back.
+        sources: From `find_rotations`.
 
     Returns:
-        The layers, those behind a turn with their new source.
+        All layers, the rotated ones with their new source.
     """
     edit = GraphEditor(graph)
-    readers: dict[ir.Value, list[Linear]] = defaultdict(list)
-    for linear in linears:
-        readers[linear.source].append(linear)
-    turned: dict[ir.Value, ir.Value] = {}
-    for source, group in readers.items():
-        seen = statistics.get(source.name or "")
-        if seen is None or producer_of(source, "Mul") is None or not _pays(seen, group):
+    rotated: dict[ir.Value, ir.Value] = {}
+    for source, group in by_source(linears).items():
+        if source not in sources:
             continue
-        turned[source] = _turn(edit, source, seen.sample.shape[1])
+        width = group[0].matrix().shape[0]
+        rotated[source] = _rotation_of(edit, source, width)
         for linear in group:
-            linear.node.replace_input_with(0, turned[source])
-            store_array(linear.weight, _turned_rows(linear.matrix()))
+            linear.node.replace_input_with(0, rotated[source])
+            store_matrix(linear, rotate_rows(linear.matrix()))
+            if table is not None and linear.weight is table.weight:
+                looked_up = table.node.outputs[0]
+                read_instead(looked_up, _rotation_of(edit, looked_up, width))
     edit.finish()
-    return [replace(n, source=turned.get(n.source, n.source)) for n in linears]
+    return [replace(n, source=rotated.get(n.source, n.source)) for n in linears]
 
 
 def hadamard(size: int) -> Float32Array:
@@ -65,28 +102,31 @@ def hadamard(size: int) -> Float32Array:
     return scaled
 
 
-def _pays(seen: InputStatistics, group: list[Linear]) -> bool:
-    width = seen.sample.shape[1]
-    if width % BLOCK or any(n.turned or len(n.weight.uses()) != 1 for n in group):
-        return False
-    matrix = np.concatenate([linear.matrix() for linear in group], axis=1)
-    matrix = matrix[:, :: max(1, matrix.shape[1] // 160)]
-    rows = _turned_rows(seen.sample.T).T
-    before = rounding_error(seen.sample, matrix)
-    return rounding_error(rows, _turned_rows(matrix)) < _WORTH * before
-
-
-def _turned_rows(matrix: Float32Array) -> Float32Array:
-    """``(K, N)`` with each block of rows turned."""
+def rotate_rows(matrix: Float32Array) -> Float32Array:
+    """``(K, N)`` with each block of rows rotated; twice gives the matrix again."""
     blocks = matrix.reshape(-1, BLOCK, matrix.shape[1])
-    turned: Float32Array = (hadamard(BLOCK) @ blocks).reshape(matrix.shape)
-    return turned
+    rotated: Float32Array = (hadamard(BLOCK) @ blocks).reshape(matrix.shape)
+    return rotated
 
 
-def _turn(edit: GraphEditor, source: ir.Value, width: int) -> ir.Value:
-    split = edit.integers(f"shape.turn_{width}", [1, -1, BLOCK])
+def some_columns(matrix: Float32Array) -> Float32Array:
+    """Columns from all over a matrix, enough to judge an error by."""
+    return matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
+
+
+def _is_candidate(source: ir.Value) -> bool:
+    """A gated product, or what the LM head reads, once a step."""
+    if producer_of(source, "Mul") is not None:
+        return True
+    rows = producer_of(source, "Gather")
+    return rows is not None and rows.inputs[1] is not None and rows.inputs[1].name == "logit_rows"
+
+
+def _rotation_of(edit: GraphEditor, source: ir.Value, width: int) -> ir.Value:
+    split = edit.integers(f"shape.rotation_{width}", [1, -1, BLOCK])
     (blocks,) = edit.emit("Reshape", [source, split])
-    (turned,) = edit.emit("MatMul", [blocks, edit.floats("hadamard", hadamard(BLOCK))])
-    (rows,) = edit.emit("Reshape", [turned, edit.integers(f"shape.rows_{width}", [1, -1, width])])
+    (product,) = edit.emit("MatMul", [blocks, edit.floats("hadamard", hadamard(BLOCK))])
+    whole = edit.integers(f"shape.rows_{width}", [1, -1, width])
+    (rows,) = edit.emit("Reshape", [product, whole])
     rows.shape, rows.type = source.shape, source.type
     return rows

@@ -12,8 +12,7 @@ root mean square; kind and a are chosen for each input by the rounding error on 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +27,18 @@ from lade_edge.export.graph_edit import (
     is_weight,
     producer_of,
 )
-from lade_edge.export.linear_layers import Linear, TokenTable, store_array, stored_array
+from lade_edge.export.linear_layers import (
+    Linear,
+    TokenTable,
+    by_source,
+    has_one_reader,
+    read_instead,
+    store_array,
+    store_matrix,
+    stored_array,
+)
 from lade_edge.export.quantize_weights import rounding_error
+from lade_edge.export.rotation import rotate_rows, some_columns
 
 STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _NORMS = {
@@ -38,7 +47,6 @@ _NORMS = {
     "LayerNormalization": 1,
 }  # the operator's first input that is a parameter
 _SMALLEST = 1e-5
-_COLUMNS = 160  # of a matrix, by which a choice is judged
 
 Measure = Callable[[Float32Array], Float32Array]  # (n, K) -> (K,)
 
@@ -64,7 +72,7 @@ class _Columns:
         part = slice(self.start, self.start + self.count)
         matrix = np.array(self.linear.matrix())
         matrix[:, part] /= by
-        _store_matrix(self.linear, matrix)
+        store_matrix(self.linear, matrix)
         if self.bias is not None:
             bias = np.array(stored_array(self.bias))
             bias[part] /= by
@@ -76,6 +84,7 @@ def smooth(
     linears: Sequence[Linear],
     table: TokenTable | None,
     statistics: Mapping[str, InputStatistics],
+    rotated: Collection[ir.Value] = (),
 ) -> int:
     """Rescale every input that allows it and gains by it, in place.
 
@@ -84,19 +93,17 @@ def smooth(
         linears: Its linear layers.
         table: Its token table.
         statistics: What went into each layer, by the name of its source.
+        rotated: Inputs that will be rotated afterwards; theirs are the best factors then.
 
     Returns:
         Inputs that were rescaled.
     """
     smoother = _Smoother(graph, linears, table)
-    readers: dict[ir.Value, list[Linear]] = defaultdict(list)
-    for linear in linears:
-        readers[linear.source].append(linear)
     done = 0
-    for source, group in readers.items():
+    for source, group in by_source(linears).items():
         seen = statistics.get(source.name or "")
         if seen is not None:
-            done += smoother.smooth(source, group, seen)
+            done += smoother.smooth(source, group, seen, source in rotated)
     smoother.edit.finish()
     return done
 
@@ -109,22 +116,24 @@ class _Smoother:
         self._results = {linear.result: linear for linear in linears}
         self._table = table
 
-    def smooth(self, source: ir.Value, group: list[Linear], seen: InputStatistics) -> bool:
+    def smooth(
+        self, source: ir.Value, group: list[Linear], seen: InputStatistics, rotated: bool
+    ) -> bool:
         """Rescale one input; False where nothing takes the division, or nothing is gained."""
         if len(source.uses()) != len(group) or source.is_graph_output():
             return False
         tied = [n for n in group if self._table is not None and n.weight is self._table.weight]
-        if any(not _has_one_reader(n.weight) for n in group if n not in tied):
+        if any(not has_one_reader(n.weight) for n in group if n not in tied):
             return False
         fold, spread = self._fold_of(source)
         if fold is None:
             return False
-        factor = _best_factor(seen, group, spread)
+        factor = _best_factor(seen, group, spread, rotated)
         if factor is None:
             return False
         fold(factor)
         for linear in group:
-            _store_matrix(linear, linear.matrix() * factor[:, None])
+            store_matrix(linear, linear.matrix() * factor[:, None])
         if tied:
             self._divide_look_up(factor)
         return True
@@ -155,7 +164,7 @@ class _Smoother:
         node = normed.producer()
         assert node is not None
         parameters = [value for value in node.inputs[_NORMS[node.op_type] :] if value is not None]
-        if not all(is_weight(v, rank=1) and _has_one_reader(v) for v in parameters):
+        if not all(is_weight(v, rank=1) and has_one_reader(v) for v in parameters):
             return None
 
         def divide(factor: Float32Array) -> None:
@@ -182,11 +191,11 @@ class _Smoother:
         if node is not None and node.op_type == "Add":
             biases = [v for v in node.inputs if v is not None and is_weight(v, rank=1)]
             others = [v for v in node.inputs if v is not None and v not in biases]
-            if len(biases) != 1 or not _has_one_reader(biases[0]) or not _has_one_reader(value):
+            if len(biases) != 1 or not has_one_reader(biases[0]) or not has_one_reader(value):
                 return None
             bias, value = biases[0], others[0]
         linear = self._results.get(value) if value is not None else None
-        if linear is None or not _has_one_reader(value) or not _has_one_reader(linear.weight):
+        if linear is None or not has_one_reader(value) or not has_one_reader(linear.weight):
             return None
         width = linear.matrix().shape[1]
         return _Columns(linear, start, width if count is None else count, bias)
@@ -198,9 +207,7 @@ class _Smoother:
         inverse = self.edit.floats("token_table.inverse", np.float32(1) / factor)
         (plain,) = self.edit.emit("Mul", [looked_up, inverse])
         plain.shape, plain.type = looked_up.shape, looked_up.type
-        for node, index in list(looked_up.uses()):
-            if node is not plain.producer():
-                node.replace_input_with(index, plain)
+        read_instead(looked_up, plain)
 
 
 def _values_of(
@@ -223,18 +230,22 @@ def _values_of(
 
 
 def _best_factor(
-    seen: InputStatistics, group: list[Linear], spread: Measure
+    seen: InputStatistics, group: list[Linear], spread: Measure, rotated: bool
 ) -> Float32Array | None:
     """The factors with the least rounding error, or None if none is better than no factors."""
-    rng = np.random.default_rng(0)
     matrices = [linear.matrix() for linear in group]
-    some = [m[:, rng.permutation(m.shape[1])[:_COLUMNS]] for m in matrices]
-    together = np.concatenate(some, axis=1)
-    best, least = None, rounding_error(seen.sample, together)
+    some = np.concatenate([some_columns(matrix) for matrix in matrices], axis=1)
+
+    def error(rows: Float32Array, matrix: Float32Array) -> float:
+        if rotated:
+            rows, matrix = rotate_rows(rows.T).T, rotate_rows(matrix)
+        return rounding_error(rows, matrix)
+
+    best, least = None, error(seen.sample, some)
     for factor in _candidates(seen, matrices, spread):
-        error = rounding_error(seen.sample / factor, together * factor[:, None])
-        if error < least:
-            best, least = factor, error
+        found = error(seen.sample / factor, some * factor[:, None])
+        if found < least:
+            best, least = factor, found
     return best
 
 
@@ -259,11 +270,3 @@ def _alone(channels: Float32Array) -> Float32Array:
 def _is_norm(value: ir.Value) -> bool:
     node = value.producer()
     return node is not None and node.op_type in _NORMS and node.outputs[0] is value
-
-
-def _store_matrix(linear: Linear, matrix: Float32Array) -> None:
-    store_array(linear.weight, matrix.T if linear.turned else matrix)
-
-
-def _has_one_reader(value: ir.Value | None) -> bool:
-    return value is not None and len(value.uses()) == 1
