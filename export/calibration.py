@@ -37,7 +37,7 @@ class InputStatistics:
 
     Attributes:
         largest: ``(K,)`` float32, largest magnitude per channel.
-        sample: ``(n, K)`` float32, rows from all over the text.
+        sample: ``(n, K)`` float32, the first rows of sequences and some from all over the text.
         moments: ``(K, K)`` float32, mean of ``x x^T``; None where it wasn't asked for.
     """
 
@@ -141,7 +141,7 @@ def _update(
 ) -> None:
     rows = rows.reshape(-1, rows.shape[-1])
     largest = np.abs(rows).max(axis=0)
-    some = rows[_SAMPLE_EVERY // 2 :: _SAMPLE_EVERY]
+    some = rows[::_SAMPLE_EVERY]
     seen = found.get(name)
     if seen is None:
         seen = found[name] = InputStatistics(largest, some)

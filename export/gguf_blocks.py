@@ -156,7 +156,7 @@ def _q4_1(blocks: _Bytes) -> tuple[_Bytes, Float32Array, Float32Array]:
 
 def _q8_0(blocks: _Bytes) -> tuple[_Bytes, Float32Array, None]:
     """``d * q`` with a signed q."""
-    return blocks[:, 2:] ^ 128, _half(blocks, 0), None
+    return blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0), None
 
 
 def _q4_k(blocks: _Bytes) -> tuple[_Bytes, Float32Array, Float32Array]:

@@ -15,7 +15,7 @@ from lade_edge.export.linear_layers import Linear, find_linears, find_token_tabl
 from lade_edge.export.lower_int4 import lower_to_blocks
 from lade_edge.export.lower_int8 import lower_to_int8
 from lade_edge.export.quantize_weights import BlockWeights, quantize_blocks, round_blocks
-from lade_edge.export.rotation import find_rotations, rotate
+from lade_edge.export.rotation import find_rotatable, rotate
 from lade_edge.export.smoothing import smooth
 
 BLOCK_SIZE = 32
@@ -94,11 +94,13 @@ class _Task:
         statistics = {}
         for part in self._collect(self.linears, with_moments=False):
             statistics.update(part)
-        rotations = find_rotations(self.linears, self.table, statistics)
-        smoothed = smooth(self.graph, self.linears, self.table, statistics, rotations)
-        linears = rotate(self.graph, self.linears, self.table, rotations)
+        rotatable = find_rotatable(self.linears, self.table)
+        done = smooth(self.graph, self.linears, self.table, statistics, rotatable)
+        linears = rotate(self.graph, self.linears, self.table, done.to_rotate)
         lower_to_int8(self.graph, linears, self.table)
-        return QuantizationReport(layers=len(linears), smoothed=smoothed, rotated=len(rotations))
+        return QuantizationReport(
+            layers=len(linears), smoothed=done.smoothed, rotated=len(done.to_rotate)
+        )
 
     def to_int4(self, gguf_file: Path | None) -> QuantizationReport:
         source = GgufWeights(gguf_file) if gguf_file is not None else None

@@ -9,14 +9,13 @@ Ashkboos et al. (QuaRot), 2024, arXiv:2404.00456.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from lade_edge.engines.protocol import Float32Array
-from lade_edge.export.calibration import InputStatistics
 from lade_edge.export.graph_edit import GraphEditor, producer_of
 from lade_edge.export.linear_layers import (
     Linear,
@@ -25,38 +24,26 @@ from lade_edge.export.linear_layers import (
     read_instead,
     store_matrix,
 )
-from lade_edge.export.quantize_weights import rounding_error
 
 BLOCK = 64  # channels
-_WORTH = 0.5  # of the squared rounding error without, at which a rotation is worth its time
 _COLUMNS = 160  # of a matrix, by which a choice is judged
 
 
-def find_rotations(
-    linears: Sequence[Linear],
-    table: TokenTable | None,
-    statistics: Mapping[str, InputStatistics],
-) -> set[ir.Value]:
-    """Inputs whose squared rounding error a rotation halves, among those where it pays.
+def find_rotatable(linears: Sequence[Linear], table: TokenTable | None) -> set[ir.Value]:
+    """Inputs that may be rotated: gated products, and what the LM head reads once a step.
 
     Args:
         linears: Layers of a lowered float32 graph.
-        table: Its token table.
-        statistics: What went into each layer, by the name of its source.
+        table: Its token table, which a tied LM head reads as well.
     """
-    found = set()
-    for source, group in by_source(linears).items():
-        seen = statistics.get(source.name or "")
-        if seen is None or seen.sample.shape[1] % BLOCK or not _is_candidate(source):
-            continue
-        tied = table.weight if table is not None else None
-        if any(len(n.weight.uses()) != 1 + (n.weight is tied) for n in group):
-            continue
-        matrix = np.concatenate([some_columns(linear.matrix()) for linear in group], axis=1)
-        rotated = rounding_error(rotate_rows(seen.sample.T).T, rotate_rows(matrix))
-        if rotated < _WORTH * rounding_error(seen.sample, matrix):
-            found.add(source)
-    return found
+    tied = table.weight if table is not None else None
+    return {
+        source
+        for source, group in by_source(linears).items()
+        if _is_candidate(source)
+        and group[0].matrix().shape[0] % BLOCK == 0
+        and all(len(n.weight.uses()) == 1 + (n.weight is tied) for n in group)
+    }
 
 
 def rotate(
@@ -71,7 +58,7 @@ def rotate(
         graph: Lowered float32 graph.
         linears: Its linear layers.
         table: Its token table; what is looked up in one that is rotated is rotated back.
-        sources: From `find_rotations`.
+        sources: Inputs to rotate, among those of `find_rotatable`.
 
     Returns:
         All layers, the rotated ones with their new source.

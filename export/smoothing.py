@@ -47,8 +47,23 @@ _NORMS = {
     "LayerNormalization": 1,
 }  # the operator's first input that is a parameter
 _SMALLEST = 1e-5
+_WORTH = 0.5  # of the squared error, at which a rotation is worth its time in every step
 
-Measure = Callable[[Float32Array], Float32Array]  # (n, K) -> (K,)
+Fold = Callable[[Float32Array], None]
+Measure = Callable[[Float32Array], Float32Array]  # per channel, from all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothing:
+    """What `smooth` did.
+
+    Attributes:
+        smoothed: Inputs that were rescaled.
+        to_rotate: Inputs to rotate now.
+    """
+
+    smoothed: int
+    to_rotate: set[ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +99,8 @@ def smooth(
     linears: Sequence[Linear],
     table: TokenTable | None,
     statistics: Mapping[str, InputStatistics],
-    rotated: Collection[ir.Value] = (),
-) -> int:
+    rotatable: Collection[ir.Value] = (),
+) -> Smoothing:
     """Rescale every input that allows it and gains by it, in place.
 
     Args:
@@ -93,19 +108,30 @@ def smooth(
         linears: Its linear layers.
         table: Its token table.
         statistics: What went into each layer, by the name of its source.
-        rotated: Inputs that will be rotated afterwards; theirs are the best factors then.
+        rotatable: Inputs that may be rotated afterwards.
 
     Returns:
-        Inputs that were rescaled.
+        What was done, and which inputs gain enough by a rotation; theirs are the best factors for it.
     """
     smoother = _Smoother(graph, linears, table)
-    done = 0
+    smoothed = 0
+    to_rotate = set()
     for source, group in by_source(linears).items():
         seen = statistics.get(source.name or "")
-        if seen is not None:
-            done += smoother.smooth(source, group, seen, source in rotated)
+        if seen is None:
+            continue
+        rescale, spread = smoother.rescaling(source, group)
+        factor, error = _best_factor(seen, group, spread, rotated=False)
+        if source in rotatable:
+            other, rotated_error = _best_factor(seen, group, spread, rotated=True)
+            if rotated_error < _WORTH * error:
+                factor = other
+                to_rotate.add(source)
+        if rescale is not None and factor is not None:
+            rescale(factor)
+            smoothed += 1
     smoother.edit.finish()
-    return done
+    return Smoothing(smoothed, to_rotate)
 
 
 class _Smoother:
@@ -116,29 +142,31 @@ class _Smoother:
         self._results = {linear.result: linear for linear in linears}
         self._table = table
 
-    def smooth(
-        self, source: ir.Value, group: list[Linear], seen: InputStatistics, rotated: bool
-    ) -> bool:
-        """Rescale one input; False where nothing takes the division, or nothing is gained."""
-        if len(source.uses()) != len(group) or source.is_graph_output():
-            return False
+    def rescaling(
+        self, source: ir.Value, group: list[Linear]
+    ) -> tuple[Fold | None, Measure | None]:
+        """What rescales an input and the layers that read it, and how channels share a factor."""
         tied = [n for n in group if self._table is not None and n.weight is self._table.weight]
-        if any(not has_one_reader(n.weight) for n in group if n not in tied):
-            return False
-        fold, spread = self._fold_of(source)
-        if fold is None:
-            return False
-        factor = _best_factor(seen, group, spread, rotated)
-        if factor is None:
-            return False
-        fold(factor)
-        for linear in group:
-            store_matrix(linear, linear.matrix() * factor[:, None])
-        if tied:
-            self._divide_look_up(factor)
-        return True
+        if (
+            len(source.uses()) != len(group)
+            or source.is_graph_output()
+            or any(len(n.weight.uses()) != 1 + (n in tied) for n in group)
+        ):
+            return None, None
+        divide, spread = self._fold_of(source)
+        if divide is None:
+            return None, None
 
-    def _fold_of(self, source: ir.Value) -> tuple[Callable[[Float32Array], None] | None, Measure]:
+        def rescale(factor: Float32Array) -> None:
+            divide(factor)
+            for linear in group:
+                store_matrix(linear, linear.matrix() * factor[:, None])
+            if tied:
+                self._divide_look_up(factor)
+
+        return rescale, spread
+
+    def _fold_of(self, source: ir.Value) -> tuple[Fold | None, Measure]:
         """What divides the channels of ``source``, and how channels share a factor."""
         node = source.producer()
         if node is not None and node.op_type == "Gather" and int_attribute(node, "axis") == 1:
@@ -160,7 +188,7 @@ class _Smoother:
             return _values_of(columns, attention)
         return None, _alone
 
-    def _norm_parameters(self, normed: ir.Value) -> Callable[[Float32Array], None] | None:
+    def _norm_parameters(self, normed: ir.Value) -> Fold | None:
         node = normed.producer()
         assert node is not None
         parameters = [value for value in node.inputs[_NORMS[node.op_type] :] if value is not None]
@@ -210,9 +238,7 @@ class _Smoother:
         read_instead(looked_up, plain)
 
 
-def _values_of(
-    columns: _Columns, attention: ir.Node
-) -> tuple[Callable[[Float32Array], None], Measure]:
+def _values_of(columns: _Columns, attention: ir.Node) -> tuple[Fold, Measure]:
     """Columns of v ahead of attention: heads that share a key-value head share its factors."""
     kv_heads = int_attribute(attention, "kv_num_heads")
     shared = int_attribute(attention, "num_heads") // kv_heads
@@ -230,9 +256,16 @@ def _values_of(
 
 
 def _best_factor(
-    seen: InputStatistics, group: list[Linear], spread: Measure, rotated: bool
-) -> Float32Array | None:
-    """The factors with the least rounding error, or None if none is better than no factors."""
+    seen: InputStatistics, group: list[Linear], spread: Measure | None, *, rotated: bool
+) -> tuple[Float32Array | None, float]:
+    """The factors with the least rounding error, None if no factors do better, and the error.
+
+    Args:
+        seen: What the layers read.
+        group: The layers.
+        spread: How channels share a factor; None where none can be had.
+        rotated: Judge the error behind a rotation.
+    """
     matrices = [linear.matrix() for linear in group]
     some = np.concatenate([some_columns(matrix) for matrix in matrices], axis=1)
 
@@ -242,11 +275,11 @@ def _best_factor(
         return rounding_error(rows, matrix)
 
     best, least = None, error(seen.sample, some)
-    for factor in _candidates(seen, matrices, spread):
+    for factor in _candidates(seen, matrices, spread) if spread is not None else ():
         found = error(seen.sample / factor, some * factor[:, None])
         if found < least:
             best, least = factor, found
-    return best
+    return best, least
 
 
 def _candidates(
