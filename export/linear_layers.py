@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from lade_edge.engines.protocol import Float32Array
-from lade_edge.export.graph_edit import int_attribute, is_weight
+from lade_edge.export.graph_edit import int_attribute, is_weight, producer_of
 
 _ROUTING = frozenset({"Softmax", "TopK"})
 
@@ -96,8 +96,7 @@ def find_token_table(graph: ir.Graph) -> TokenTable | None:
         for node in graph
         if node.op_type == "Gather"
         and is_weight(node.inputs[0], rank=2)
-        and node.inputs[1] is not None
-        and node.inputs[1].name == "input_ids"
+        and _is_input_ids(node.inputs[1])
         and int_attribute(node, "axis") == 0
     ]
     if len(found) != 1:
@@ -105,6 +104,12 @@ def find_token_table(graph: ir.Graph) -> TokenTable | None:
     weight = found[0].inputs[0]
     assert weight is not None
     return TokenTable(found[0], weight) if weight.dtype == ir.DataType.FLOAT else None
+
+
+def _is_input_ids(value: ir.Value | None) -> bool:
+    reshape = producer_of(value, "Reshape")  # GPT-2 flattens a batch of one
+    value = reshape.inputs[0] if reshape is not None else value
+    return value is not None and value.name == "input_ids"
 
 
 def has_one_reader(value: ir.Value | None) -> bool:

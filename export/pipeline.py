@@ -287,7 +287,9 @@ def _build_graphs(
             half_precision.store_weights_as_half(lowered.graph)
         graphs.append(_lowered_entry(options.precision, OPSET))
         if options.precision in QUANTIZED:
-            manifest = _quantize(lowered, folder, manifest, options, stages, gguf_file)
+            manifest = _quantize(
+                lowered, folder, manifest, options, stages, make_reference, gguf_file
+            )
         else:
             _save(lowered, folder / graphs[-1].file)
     if not options.slim:
@@ -329,11 +331,13 @@ def _quantize(
     manifest: Manifest,
     options: ExportOptions,
     stages: _Stages,
+    make_reference: Callable[[], Any],
     gguf_file: Path | None,
 ) -> Manifest:
-    """Save the quantised graph and measure what it lost against the float32 one."""
+    """Save the quantised graph and measure what it lost against the float32 one, itself checked."""
     from lade_edge.export.calibration import CALIBRATION_TEXT, HELD_APART_TEXT, tokenise
     from lade_edge.export.lower_onnxruntime import OPSET
+    from lade_edge.export.parity import check_parity
     from lade_edge.export.quality import check_quality, compare_quality
     from lade_edge.export.quantization import quantize
 
@@ -356,6 +360,8 @@ def _quantize(
             _open(Path(work), replace(manifest, graphs=(single,)), single),
             _open(folder, replace(manifest, graphs=(entry,)), entry),
         )
+        if options.check:
+            check_parity(engines[0], manifest.model, make_reference(), single.precision)
         held_apart = tokenise(tokenizer_file, HELD_APART_TEXT, engines[0].spec.capacity)
         quality = compare_quality(*engines, held_apart)
     warning = check_quality(quality, options.precision, allow_loss=options.allow_quality_loss)
