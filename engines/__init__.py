@@ -17,6 +17,7 @@ from lade_edge.engines.manifest import (
     GraphEntry,
     Manifest,
     ModelSpec,
+    Quality,
     read_manifest,
     write_manifest,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "ManifestError",
     "ModelSpec",
     "ParityError",
+    "Quality",
     "StepResult",
     "describe_file",
     "open_bundle",

@@ -69,7 +69,7 @@ class GraphEntry:
         form: Tensor contract: ``canonical`` (mask over all S slots, ``write_index``) or ``gqa``
             (mask over the used slots, ``seqlens_k`` and ``total_length``); those of a TensorRT plan
             are ``in_place`` and ``rows``.
-        precision: Of the weights: ``fp32`` or ``fp16``.
+        precision: Of the weights: ``fp32``, ``fp16``, ``int8`` or ``int4``.
         float_type: numpy name of the type of masks and KV cache: ``float32`` or ``float16``.
         opset: Stamped opset of the default domain.
     """
@@ -88,6 +88,23 @@ class GraphEntry:
             raise ValueError(
                 f"float_type is {self.float_type!r}, expected one of {', '.join(FLOAT_TYPES)}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """A quantised graph against the float32 graph it was made from, on a text of its own.
+
+    Attributes:
+        perplexity_ratio: Perplexity over that of float32; 1 is no loss.
+        top1_agreement: Share of positions at which both find the same token best.
+        perplexity: Of the quantised graph.
+        tokens: Positions compared.
+    """
+
+    perplexity_ratio: float
+    top1_agreement: float
+    perplexity: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +134,7 @@ class Manifest:
         graphs: Runnable graphs, the one to prefer first.
         parity: Largest differences to the reference found at export, per graph file.
         files: Every other file of the bundle.
+        quality: What the quantised graph lost; None where none is quantised.
     """
 
     name: str
@@ -128,6 +146,7 @@ class Manifest:
     graphs: tuple[GraphEntry, ...]
     parity: dict[str, dict[str, float]] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
+    quality: Quality | None = None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -194,6 +213,8 @@ def _parse(kind: Any, value: Any, where: str = "") -> Any:
             raise TypeError(f"{where or 'the file'} is not an object")
         hints = get_type_hints(kind)
         names = [f.name for f in fields(kind)]
+        optional = {f.name for f in fields(kind) if f.default is None}
+        value = {**dict.fromkeys(optional), **value}
         if missing := [name for name in names if name not in value]:
             raise ValueError(f"{where}{missing[0]} is missing")
         if unknown := [name for name in value if name not in names]:

@@ -15,7 +15,9 @@ import numpy as np
 from lade_edge.engines import Bundle, ModelSpec, ParityError
 from lade_edge.engines.protocol import BoolArray, Engine, Float32Array, Int64Array
 
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}  # largest difference over the largest logit
+# largest difference over the largest logit; a quantised graph is judged by `quality`, on text, and
+# the float32 graph it is made from by the first of these
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 1.0, "int4": 1.0}
 
 Reference = Callable[[Int64Array, Int64Array, BoolArray], Float32Array]
 

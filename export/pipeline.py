@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import resource
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -29,10 +30,15 @@ from lade_edge.engines import (
 from lade_edge.engines.manifest import MANIFEST_NAME
 from lade_edge.export.atomic_folder import atomic_folder, refuse_existing
 
+if TYPE_CHECKING:
+    from lade_edge.engines.protocol import Engine
+    from lade_edge.export.quantization import QuantizationReport
+
 CANONICAL_FILE = "model.onnx"
 DEFAULT_CAPACITY = 4096
 TARGETS = ("onnxruntime", "canonical")
-PRECISIONS = ("fp32", "fp16")
+QUANTIZED = ("int8", "int4")
+PRECISIONS = ("fp32", "fp16", *QUANTIZED)
 _CANONICAL_OPSET = 24
 _PARITY_WIDTH = 16
 
@@ -45,7 +51,11 @@ class ExportOptions:
 
     Attributes:
         target: ``onnxruntime`` (canonical graph and a lowered one) or ``canonical`` alone.
-        precision: ``fp32`` or ``fp16``.
+        precision: ``fp32``, ``fp16``, ``int8`` or ``int4``; the last two quantise the graph that is
+            lowered and leave the canonical one in float32.
+        calibrate: Text that the model reads while its activations are measured, for ``int8`` and
+            ``int4``; None takes the one that comes with the exporter.
+        allow_quality_loss: Keep a quantised graph whatever it lost.
         capacity: Default KV slots of the bundle; None means 4096, or the model's limit if lower.
         slim: Leave the canonical graph out of the bundle.
         overwrite: Replace an existing bundle.
@@ -57,6 +67,8 @@ class ExportOptions:
 
     target: str = "onnxruntime"
     precision: str = "fp32"
+    calibrate: Path | None = None
+    allow_quality_loss: bool = False
     capacity: int | None = None
     slim: bool = False
     overwrite: bool = False
@@ -69,6 +81,18 @@ class ExportOptions:
             raise ConfigError(
                 f"--precision {self.precision} is unknown; choose {' or '.join(PRECISIONS)}"
             )
+        if self.precision in QUANTIZED and self.target != "onnxruntime":
+            raise ConfigError(
+                f"--precision {self.precision} quantises the graph for onnxruntime, --target "
+                f"{self.target} makes none; drop one of them"
+            )
+        if self.calibrate is not None and self.precision not in QUANTIZED:
+            raise ConfigError(
+                f"--calibrate is for --precision {' and '.join(QUANTIZED)}, not {self.precision}; "
+                "drop it"
+            )
+        if self.calibrate is not None and not self.calibrate.is_file():
+            raise ConfigError(f"--calibrate {self.calibrate} is no file; expected a text")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"--capacity is {self.capacity}, expected at least 1")
         if self.slim and self.target == "canonical":
@@ -87,19 +111,25 @@ class ExportReport:
         manifest: Its manifest.
         stages_s: Seconds per stage, in order.
         peak_memory_mb: Largest memory of the process so far, in MB.
+        warnings: What the user should know, a sentence each.
+        quantized: What became of the layers, where the graph was quantised.
     """
 
     folder: Path
     manifest: Manifest
     stages_s: dict[str, float] = field(default_factory=dict)
     peak_memory_mb: float = 0.0
+    warnings: tuple[str, ...] = ()
+    quantized: QuantizationReport | None = None
 
 
 class _Stages:
-    """Announces stages and keeps their times."""
+    """Announces stages, keeps their times and what they have to say."""
 
     def __init__(self, progress: Progress) -> None:
         self.times_s: dict[str, float] = {}
+        self.warnings: list[str] = []
+        self.quantized: QuantizationReport | None = None
         self._progress = progress
         self._name = ""
         self._since = 0.0
@@ -155,6 +185,8 @@ def export_model(
         manifest=replace(manifest, files=_describe(out)),
         stages_s=stages.times_s,
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        warnings=tuple(stages.warnings),
+        quantized=stages.quantized,
     )
 
 
@@ -187,7 +219,8 @@ def _from_weights(source: str, folder: Path, options: ExportOptions, stages: _St
     def reference() -> Reference:
         return transformers_reference(loaded.model, spec)
 
-    return _build_graphs(canonical, folder, manifest, options, stages, reference)
+    gguf_file = Path(source) if Path(source).suffix.lower() == ".gguf" else None
+    return _build_graphs(canonical, folder, manifest, options, stages, reference, gguf_file)
 
 
 def _from_onnx(source: str, folder: Path, options: ExportOptions, stages: _Stages) -> Manifest:
@@ -211,6 +244,7 @@ def _from_onnx(source: str, folder: Path, options: ExportOptions, stages: _Stage
         graphs=(),
         parity={},
         files={},
+        quality=None,
     )
 
     def reference() -> Reference:
@@ -235,6 +269,7 @@ def _build_graphs(
     options: ExportOptions,
     stages: _Stages,
     make_reference: Callable[[], Any],
+    gguf_file: Path | None = None,
 ) -> Manifest:
     """Save the graphs asked for and compare each with the reference."""
     from lade_edge.export import half_precision
@@ -250,17 +285,13 @@ def _build_graphs(
         lower_for_onnxruntime(lowered, manifest.model)
         if half:
             half_precision.store_weights_as_half(lowered.graph)
-        graphs.append(
-            GraphEntry(
-                file=f"onnxruntime-{options.precision}.onnx",
-                target="onnxruntime",
-                form="gqa",
-                precision=options.precision,
-                float_type="float32",
-                opset=OPSET,
+        graphs.append(_lowered_entry(options.precision, OPSET))
+        if options.precision in QUANTIZED:
+            manifest = _quantize(
+                lowered, folder, manifest, options, stages, make_reference, gguf_file
             )
-        )
-        _save(lowered, folder / graphs[-1].file)
+        else:
+            _save(lowered, folder / graphs[-1].file)
     if not options.slim:
         stages.begin("save")
         if half:
@@ -270,7 +301,7 @@ def _build_graphs(
                 file=CANONICAL_FILE,
                 target="canonical",
                 form="canonical",
-                precision=options.precision,
+                precision="fp16" if half else "fp32",
                 float_type="float16" if half else "float32",
                 opset=_CANONICAL_OPSET,
             )
@@ -283,6 +314,70 @@ def _build_graphs(
     return manifest
 
 
+def _lowered_entry(precision: str, opset: int) -> GraphEntry:
+    return GraphEntry(
+        file=f"onnxruntime-{precision}.onnx",
+        target="onnxruntime",
+        form="gqa",
+        precision=precision,
+        float_type="float32",
+        opset=opset,
+    )
+
+
+def _quantize(
+    lowered: ir.Model,
+    folder: Path,
+    manifest: Manifest,
+    options: ExportOptions,
+    stages: _Stages,
+    make_reference: Callable[[], Any],
+    gguf_file: Path | None,
+) -> Manifest:
+    """Save the quantised graph and measure what it lost against the float32 one, itself checked."""
+    from lade_edge.export.calibration import CALIBRATION_TEXT, HELD_APART_TEXT, tokenise
+    from lade_edge.export.lower_onnxruntime import OPSET
+    from lade_edge.export.parity import check_parity
+    from lade_edge.export.quality import check_quality, compare_quality
+    from lade_edge.export.quantization import quantize
+
+    single, entry = (_lowered_entry(p, OPSET) for p in ("fp32", options.precision))
+    tokenizer_file = folder / "tokenizer.json"
+    with tempfile.TemporaryDirectory(prefix=".float32-", dir=folder) as work:
+        stages.begin("quantize")
+        _save(lowered, Path(work) / single.file)
+        model, stages.quantized = quantize(
+            Path(work) / single.file,
+            options.precision,
+            manifest.model,
+            tokenizer_file,
+            options.calibrate or CALIBRATION_TEXT,
+            gguf_file,
+        )
+        _save(model, folder / entry.file)
+        stages.begin("quality")
+        engines = (
+            _open(Path(work), replace(manifest, graphs=(single,)), single),
+            _open(folder, replace(manifest, graphs=(entry,)), entry),
+        )
+        if options.check:
+            check_parity(engines[0], manifest.model, make_reference(), single.precision)
+        held_apart = tokenise(tokenizer_file, HELD_APART_TEXT, engines[0].spec.capacity)
+        quality = compare_quality(*engines, held_apart)
+    warning = check_quality(quality, options.precision, allow_loss=options.allow_quality_loss)
+    stages.warnings += [warning] if warning else []
+    return replace(manifest, quality=quality)
+
+
+def _open(folder: Path, manifest: Manifest, graph: GraphEntry) -> Engine:
+    """An engine for comparisons, over files that no manifest describes yet."""
+    return open_engine(
+        Bundle(folder=folder, manifest=manifest, graph=graph),
+        capacity=min(512, manifest.model.max_position),
+        max_width=_PARITY_WIDTH,
+    )
+
+
 def _save(model: ir.Model, path: Path) -> None:
     ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=256)
 
@@ -292,12 +387,7 @@ def _check(folder: Path, manifest: Manifest, reference: Any) -> dict[str, dict[s
 
     found = {}
     for graph in manifest.graphs:
-        bundle = Bundle(folder=folder, manifest=manifest, graph=graph)
-        engine = open_engine(
-            bundle,
-            capacity=min(512, manifest.model.max_position),
-            max_width=_PARITY_WIDTH,
-        )
+        engine = _open(folder, manifest, graph)
         found[graph.file] = check_parity(engine, manifest.model, reference, graph.precision)
     return found
 

@@ -10,8 +10,14 @@ import numpy as np
 HIDDEN, HEADS, KV_HEADS, FEED_FORWARD, LAYERS = 32, 4, 2, 64, 2
 
 
-def save_tiny_gguf(path: Path) -> Path:
-    """Write the file."""
+def save_tiny_gguf(path: Path, types: dict[str, str] | None = None) -> Path:
+    """Write the file.
+
+    Args:
+        path: Where to.
+        types: Tensor types by the end of a matrix' name, e.g. ``{"attn_q": "Q4_1", "": "Q8_0"}``, the
+            first that fits; None stores everything in float32.
+    """
     # every byte in GPT-2's spelling, one merge, and the special tokens
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(byte) for byte in shown] + [chr(256 + i) for i in range(256 - len(shown))]
@@ -36,7 +42,13 @@ def save_tiny_gguf(path: Path) -> Path:
     rng = np.random.default_rng(0)
 
     def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, rng.normal(0, 0.3, shape).astype(np.float32))
+        values = rng.normal(0, 0.3, shape).astype(np.float32)
+        kinds = [kind for end, kind in (types or {}).items() if name[:-7].endswith(end)]
+        if len(shape) < 2 or not kinds:
+            writer.add_tensor(name, values)
+            return
+        kind = gguf.GGMLQuantizationType[kinds[0]]
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
 
     add("token_embd.weight", len(tokens), HIDDEN)
     add("output_norm.weight", HIDDEN)
