@@ -77,7 +77,7 @@ def _logits(engine: Engine, tokens: Int64Array, start: int) -> Float32Array:
     rows = np.arange(len(tokens))
     engine.step(tokens, start + rows, np.tri(len(tokens), dtype=np.bool_), rows)
     logits = np.stack([engine.logits(int(row)) for row in rows])
-    engine.keep(rows)
+    engine.keep(range(len(tokens)))
     return logits
 
 
