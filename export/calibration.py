@@ -28,6 +28,7 @@ _FEWEST_TOKENS = 32
 _MOMENTS_BYTES = 1 << 30  # of second moments in memory at once
 _SAMPLE_EVERY = 24  # rows
 _SAMPLE_ROWS = 128
+_LONGEST = 4.0  # row in second moments, in medians
 _MASKED = np.float32(-30000)
 
 
@@ -38,7 +39,8 @@ class InputStatistics:
     Attributes:
         largest: ``(K,)`` float32, largest magnitude per channel.
         sample: ``(n, K)`` float32, the first rows of sequences and some from all over the text.
-        moments: ``(K, K)`` float32, mean of ``x x^T``; None where it wasn't asked for.
+        moments: ``(K, K)`` float32, mean of ``x x^T`` with extremely long rows shortened; None where
+            it wasn't asked for.
     """
 
     largest: Float32Array
@@ -152,7 +154,16 @@ def _update(
         if len(seen.sample) < _SAMPLE_ROWS:
             seen.sample = np.concatenate([seen.sample, some])
     if seen.moments is not None:
+        rows = _without_extremes(rows)
         seen.moments += rows.T @ rows
+
+
+def _without_extremes(rows: Float32Array) -> Float32Array:
+    """Rows no longer than a few usual ones: a text's first token would outweigh all others."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    limit = _LONGEST * np.median(norms)
+    shortened: Float32Array = rows * np.minimum(1, limit / np.maximum(norms, 1e-30))
+    return shortened.astype(np.float32, copy=False)
 
 
 class _Runner:
