@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lade_edge.engines.errors import CapacityError
 from lade_edge.engines.protocol import BoolArray, Ids
 
 MASKED = -30000.0  # far below any score, yet finite in fp16, where -inf rows would turn to NaN
@@ -85,6 +86,9 @@ class StepMask:
         window: Sliding window in positions; such a mask is written in full every time.
         whole: The graph reads a mask over all slots; it is written in full every time.
 
+    Raises:
+        CapacityError: If the memory can't be had.
+
     Attributes:
         columns: Length of the mask of the last step, at least its last slot and at most ``slots``.
     """
@@ -99,7 +103,14 @@ class StepMask:
         whole: bool = False,
     ) -> None:
         self._writer = MaskWriter(dtype, window)
-        self._buffer = np.zeros(rows * slots, dtype)
+        try:
+            self._buffer = np.zeros(rows * slots, dtype)
+        except MemoryError as error:
+            size_mb = rows * slots * np.dtype(dtype).itemsize / 1e6
+            raise CapacityError(
+                f"the mask of {slots} slots takes {size_mb:,.0f} MB, more than can be allocated; "
+                "lower --capacity"
+            ) from error
         self._rows = rows
         self._slots = slots
         self._in_full = whole or window is not None

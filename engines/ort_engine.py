@@ -110,12 +110,6 @@ class OnnxRuntimeEngine:
         float_type = np.dtype(graph.float_type)
         self._length = 0
         self._run_s = 0.0
-        windows = {"attn_mask": None, "attn_mask_window": model.sliding_window}
-        self._masks = {
-            name: StepMask(float_type, widest, self._slots, window=window, whole=self._dense)
-            for name, window in windows.items()
-            if name in self._names
-        }
         self._widest = widest
         self._write_index = np.zeros(1, np.int64)
         self._last_slot = np.zeros(1, np.int32)
@@ -149,6 +143,12 @@ class OnnxRuntimeEngine:
             self._buffers = StepBuffers(
                 self._session, self._names, **sizes, fixed=fixed, cache=host_cache
             )
+        windows = {"attn_mask": None, "attn_mask_window": model.sliding_window}
+        self._masks = {
+            name: StepMask(float_type, widest, self._slots, window=window, whole=self._dense)
+            for name, window in windows.items()
+            if name in self._names
+        }
         self._last: StepBinding | None = None
 
     @property

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lade_edge.engines.errors import CapacityError
 from lade_edge.engines.masks import GRANULE, MASKED, MaskWriter, StepMask
 
 
@@ -101,3 +103,8 @@ def test_a_mask_keeps_its_length_while_steps_go_back_and_forth_over_its_end() ->
             lengths.append(mask.columns)
     assert sorted(set(lengths)) == [GRANULE, 2 * GRANULE]
     assert lengths == sorted(lengths)
+
+
+def test_a_mask_that_cannot_be_allocated_names_its_size_and_the_flag() -> None:
+    with pytest.raises(CapacityError, match=r"takes [\d,]+ MB.*lower --capacity"):
+        StepMask(np.float32, 256, 2**50)
