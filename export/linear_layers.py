@@ -106,6 +106,12 @@ def find_token_table(graph: ir.Graph) -> TokenTable | None:
     return TokenTable(found[0], weight) if weight.dtype == ir.DataType.FLOAT else None
 
 
+def is_head_input(value: ir.Value) -> bool:
+    """Whether the value is what the LM head reads: hidden states of the wanted rows."""
+    rows = producer_of(value, "Gather")
+    return rows is not None and rows.inputs[1] is not None and rows.inputs[1].name == "logit_rows"
+
+
 def _is_input_ids(value: ir.Value | None) -> bool:
     reshape = producer_of(value, "Reshape")  # GPT-2 flattens a batch of one
     value = reshape.inputs[0] if reshape is not None else value

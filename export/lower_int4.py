@@ -1,13 +1,13 @@
 """Blockwise weight-only products: ``MatMulNBits``, and what its symmetric blocks can't hold beside it.
 
-A block's offset, which GGUF's Q4_1 and its relatives have, adds offset times the sum of x over the
+A block's offset, which four bits need, ours like those of GGUF's Q4_1 and its relatives, adds offset times the sum of x over the
 block: one product more, a block size smaller than the layer's own. Float zero points, which would
 hold it directly, fall to a far slower kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -22,14 +22,14 @@ ACCURACY_LEVEL = 4  # int8 activations, a scale per block of a row: measured in 
 
 def lower_to_blocks(
     graph: ir.Graph,
-    linears: Mapping[str, tuple[Linear, BlockWeights]],
+    linears: Sequence[tuple[Linear, BlockWeights]],
     table: tuple[TokenTable, BlockWeights] | None,
 ) -> None:
     """Rewrite linear layers and the token table, in place.
 
     Args:
         graph: Lowered float32 graph.
-        linears: Layers with their weights ``(N, K)``, by the layer's name.
+        linears: Layers with their weights ``(N, K)``.
         table: The token table with its weights of 8 bits; a layer that stores the same matrix
             shares them.
     """
@@ -44,10 +44,10 @@ class _Rewriter:
 
     def run(
         self,
-        linears: Mapping[str, tuple[Linear, BlockWeights]],
+        linears: Sequence[tuple[Linear, BlockWeights]],
         table: tuple[TokenTable, BlockWeights] | None,
     ) -> None:
-        for linear, weights in linears.values():
+        for linear, weights in linears:
             self._multiply(linear, weights)
         if table is not None:
             self._look_up(*table)
@@ -81,6 +81,10 @@ class _Rewriter:
         if key not in self._sums:
             edit = self.edit
             blocks, size = weights.integers.shape[1:]
+            missing = blocks * size - weights.columns
+            if missing:  # the last block is not full
+                pads = edit.integers(f"pads.blocks_{missing}", [0, 0, 0, 0, 0, missing])
+                (source,) = edit.emit("Pad", [source, pads])
             shape = edit.integers(f"shape.blocks_{blocks}_{size}", [1, -1, blocks, size])
             (split,) = edit.emit("Reshape", [source, shape])
             last = edit.integers("axis.last", [-1])

@@ -11,7 +11,13 @@ import onnx_ir as ir
 from lade_edge.engines import ExportError, ModelSpec
 from lade_edge.export.calibration import InputStatistics, collect_statistics, tokenise
 from lade_edge.export.gguf_blocks import GgufWeights
-from lade_edge.export.linear_layers import Linear, find_linears, find_token_table, stored_array
+from lade_edge.export.linear_layers import (
+    Linear,
+    find_linears,
+    find_token_table,
+    is_head_input,
+    stored_array,
+)
 from lade_edge.export.lower_int4 import lower_to_blocks
 from lade_edge.export.lower_int8 import lower_to_int8
 from lade_edge.export.quantize_weights import BlockWeights, quantize_blocks, round_blocks
@@ -104,40 +110,49 @@ class _Task:
 
     def to_int4(self, gguf_file: Path | None) -> QuantizationReport:
         source = GgufWeights(gguf_file) if gguf_file is not None else None
-        done: dict[str, tuple[Linear, BlockWeights]] = {}
-        shared = self.table.weight if self.table is not None else None
-        table = self._table(source)
+        table, table_kept = self._table_blocks(source)
+        tied = self.table.weight if self.table is not None and table is not None else None
+        done: dict[str, BlockWeights] = {}
+        kept = 0
+        to_calibrate = []
         for linear in self.linears:
-            if table is not None and linear.weight is shared:
-                done[linear.name] = linear, table
-            elif source is not None and (found := source.find(linear.matrix().T)) is not None:
-                done[linear.name] = linear, found
-        kept = len(done) if source is not None else 0
-        left = [linear for linear in self.linears if linear.name not in done]
-        heads = [linear for linear in left if linear.result.is_graph_output()]
-        for linear in heads:
-            done[linear.name] = linear, round_blocks(linear.matrix().T, 8, BLOCK_SIZE)
-        left = [linear for linear in left if linear not in heads]
-        for part in self._collect(left, with_moments=True):
-            for linear in left:
-                statistics = part.get(linear.source.name or "")
-                if statistics is not None and statistics.moments is not None:
+            matrix = linear.matrix().T
+            found = source.find(matrix) if source is not None else None
+            if table is not None and linear.weight is tied:
+                done[linear.name] = table
+                kept += table_kept
+            elif found is not None:
+                done[linear.name] = found
+                kept += 1
+            elif is_head_input(linear.source):
+                done[linear.name] = round_blocks(matrix, 8, BLOCK_SIZE)
+            else:
+                to_calibrate.append(linear)
+        for part in self._collect(to_calibrate, with_moments=True):
+            for linear in to_calibrate:
+                seen = part.get(linear.source.name or "")
+                if seen is not None and seen.moments is not None:
                     matrix = linear.matrix().T
-                    weights = quantize_blocks(matrix, statistics.moments, 4, BLOCK_SIZE)
-                    done[linear.name] = linear, weights
-        together = (self.table, table) if self.table is not None and table is not None else None
-        lower_to_blocks(self.graph, done, together)
+                    done[linear.name] = quantize_blocks(matrix, seen.moments, 4, BLOCK_SIZE)
+        lower_to_blocks(
+            self.graph,
+            [(linear, done[linear.name]) for linear in self.linears],
+            (self.table, table) if self.table is not None and table is not None else None,
+        )
         return QuantizationReport(layers=len(self.linears), kept=kept)
 
-    def _table(self, source: GgufWeights | None) -> BlockWeights | None:
-        """Token embeddings in 8 bits; None where blocks don't fill their rows."""
+    def _table_blocks(self, source: GgufWeights | None) -> tuple[BlockWeights | None, bool]:
+        """Token embeddings in 8 bits, and whether they are the source's.
+
+        None where blocks don't fill a row.
+        """
         if self.table is None or int(self.table.weight.shape[1]) % BLOCK_SIZE:
-            return None
+            return None, False
         matrix = stored_array(self.table.weight)
         found = source.find(matrix) if source is not None else None
         if found is None or found.offsets is not None:
-            return round_blocks(matrix, 8, BLOCK_SIZE)
-        return found.rearranged(8, found.block_size)
+            return round_blocks(matrix, 8, BLOCK_SIZE), False
+        return found.rearranged(8, found.block_size), True
 
     def _collect(
         self, linears: list[Linear], *, with_moments: bool

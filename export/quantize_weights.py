@@ -1,6 +1,7 @@
 """Weights as small integers: per column for row-wise int8, in blocks along K for MatMulNBits.
 
-Everything is symmetric: a weight is its integer times a scale, and no zero point is stored.
+Eight bits are symmetric: a weight is its integer times a scale. Four bits are few enough for a block's
+middle to matter: there an offset comes on top.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def quantize_blocks(
     """Round so that products with what the layer really reads change least (GPTQ).
 
     Columns are rounded one after the other, and each rounding error is made up for by the columns
-    still to come, weighed by the inputs' second moments; a block's scale is the one of a few whose
-    weighted square error is least. Frantar et al., 2022, arXiv:2210.17323.
+    still to come, weighed by the inputs' second moments; a block's range, scale and offset, is the
+    one of a few whose weighted square error is least. Frantar et al., 2022, arXiv:2210.17323.
 
     Args:
         matrix: ``(N, K)``.
@@ -149,21 +150,22 @@ def quantize_blocks(
     importance = np.diagonal(moments)
     integers = np.zeros((len(weights), _padded(count, block_size)), np.float32)
     scales = np.zeros((len(weights), integers.shape[1] // block_size), np.float32)
+    offsets = np.zeros_like(scales)
     for start in range(0, count, block_size):
         end = min(start + block_size, count)
         part = weights[:, start:end]
-        scale = _best_scales(part, importance[start:end], bits)
-        scales[:, start // block_size] = scale
+        scale, offset = _best_range(part, importance[start:end], bits)
+        scales[:, start // block_size], offsets[:, start // block_size] = scale, offset
         errors = np.zeros_like(part)
         for column in range(start, end):
             at = column - start
-            rounded = _nearest(part[:, at], scale, bits)
+            rounded = _nearest(part[:, at] - offset, scale, bits)
             integers[:, column] = rounded
-            errors[:, at] = (part[:, at] - rounded * scale) / inverse[column, column]
+            errors[:, at] = (part[:, at] - rounded * scale - offset) / inverse[column, column]
             part[:, at + 1 :] -= np.outer(errors[:, at], inverse[column, column + 1 : end])
         weights[:, end:] -= errors @ inverse[start:end, end:]
     blocks = integers.reshape(len(weights), -1, block_size)
-    return BlockWeights(_stored(blocks, bits), scales, None, bits, count)
+    return BlockWeights(_stored(blocks, bits), scales, offsets, bits, count)
 
 
 def _inverse_factor(moments: Float32Array) -> Float32Array:
@@ -175,16 +177,25 @@ def _inverse_factor(moments: Float32Array) -> Float32Array:
     return factor
 
 
-def _best_scales(part: Float32Array, importance: Float32Array, bits: int) -> Float32Array:
-    """``(N,)`` scales with the least weighted square error among a few."""
-    full = _full_range_scales(part[:, None], bits)[:, 0]
-    best, least = full, np.full(len(part), np.inf, np.float32)
+def _best_range(
+    part: Float32Array, importance: Float32Array, bits: int
+) -> tuple[Float32Array, Float32Array]:
+    """``(N,)`` scales and offsets with the least weighted square error among a few."""
+    low, high = part.min(axis=1), part.max(axis=1)
+    half = 1 << (bits - 1)
+    best_scale = best_offset = np.zeros(len(part), np.float32)
+    least = np.full(len(part), np.inf, np.float32)
     for share in _SHRINK:
-        scale = full * share
-        error = part - _nearest(part, scale[:, None], bits) * scale[:, None]
+        scale = share * (high - low) / (2 * half - 1)
+        offset = (low + high) / 2 + scale / 2  # integers reach from -half to half - 1
+        rounded = _nearest(part - offset[:, None], scale[:, None], bits)
+        error = part - rounded * scale[:, None] - offset[:, None]
         cost = (error * error) @ importance
-        best, least = np.where(cost < least, scale, best), np.minimum(cost, least)
-    return best
+        better = cost < least
+        best_scale = np.where(better, scale, best_scale)
+        best_offset = np.where(better, offset, best_offset)
+        least = np.minimum(cost, least)
+    return best_scale, best_offset
 
 
 def _full_range_scales(blocks: Float32Array, bits: int) -> Float32Array:

@@ -21,6 +21,7 @@ from lade_edge.export.linear_layers import (
     Linear,
     TokenTable,
     by_source,
+    is_head_input,
     read_instead,
     store_matrix,
 )
@@ -40,7 +41,7 @@ def find_rotatable(linears: Sequence[Linear], table: TokenTable | None) -> set[i
     return {
         source
         for source, group in by_source(linears).items()
-        if _is_candidate(source)
+        if (producer_of(source, "Mul") is not None or is_head_input(source))
         and group[0].matrix().shape[0] % BLOCK == 0
         and all(len(n.weight.uses()) == 1 + (n.weight is tied) for n in group)
     }
@@ -99,14 +100,6 @@ def rotate_rows(matrix: Float32Array) -> Float32Array:
 def some_columns(matrix: Float32Array) -> Float32Array:
     """Columns from all over a matrix, enough to judge an error by."""
     return matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
-
-
-def _is_candidate(source: ir.Value) -> bool:
-    """A gated product, or what the LM head reads, once a step."""
-    if producer_of(source, "Mul") is not None:
-        return True
-    rows = producer_of(source, "Gather")
-    return rows is not None and rows.inputs[1] is not None and rows.inputs[1].name == "logit_rows"
 
 
 def _rotation_of(edit: GraphEditor, source: ir.Value, width: int) -> ir.Value:

@@ -32,6 +32,7 @@ from lade_edge.export.linear_layers import (
     TokenTable,
     by_source,
     has_one_reader,
+    is_head_input,
     read_instead,
     store_array,
     store_matrix,
@@ -168,10 +169,10 @@ class _Smoother:
 
     def _fold_of(self, source: ir.Value) -> tuple[Fold | None, Measure]:
         """What divides the channels of ``source``, and how channels share a factor."""
-        node = source.producer()
-        if node is not None and node.op_type == "Gather" and int_attribute(node, "axis") == 1:
-            rows = node.inputs[0]  # those that the LM head is asked for
-            if rows is None or len(rows.uses()) != 1 or not _is_norm(rows):
+        wanted = source.producer()
+        if wanted is not None and is_head_input(source):
+            rows = wanted.inputs[0]
+            if rows is None or not has_one_reader(rows) or not _is_norm(rows):
                 return None, _alone
             source = rows
         if _is_norm(source):

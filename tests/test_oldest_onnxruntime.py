@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lade_edge.export import ExportOptions, export_model
 from lade_edge.runtime import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,3 +47,12 @@ def test_the_same_ids(mode: str, smollm2_bundle: Path) -> None:
         command = ("-m", "lade_edge.runtime.cli", "--engine", str(smollm2_bundle), prompt)
         found = json.loads(run_oldest(*command, "--mode", mode, "-n", "48", "--json"))
         assert tuple(found["output_ids"]) == expected
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_graphs_run(precision: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    options = ExportOptions(precision=precision, slim=True, check=False, allow_quality_loss=True)
+    folder = export_model(str(tiny_bundle / "model.onnx"), tmp_path / precision, options).folder
+    command = ("-m", "lade_edge.runtime.cli", "--engine", str(folder), "ab", "--mode", "plain")
+    found = json.loads(run_oldest(*command, "-n", "16", "--ignore-eos", "--json"))
+    assert len(found["output_ids"]) == 16

@@ -114,6 +114,21 @@ def test_a_shorter_request_after_a_longer_one(smollm2_bundle: Path, model: Model
         assert fresh.stats.steps == result.stats.steps
 
 
+def test_int8_loses_next_to_nothing(smollm2_bundle: Path, tmp_path: Path) -> None:
+    from lade_edge.export import ExportOptions, export_model
+
+    source = str(smollm2_bundle / "model.onnx")
+    options = ExportOptions(precision="int8", slim=True)
+    report = export_model(source, tmp_path / "int8", options)
+    assert report.manifest.quality is not None
+    assert report.manifest.quality.perplexity_ratio <= 1.01
+    assert report.manifest.quality.top1_agreement >= 0.95
+    assert report.warnings == ()
+    model = load(report.folder)
+    assert model.profile().invariant_from in (1, 2)
+    assert "blue" in model.generate(CHAT[0], max_new_tokens=48).text.lower()
+
+
 def test_exact_is_plain_at_width_two_bit_for_bit(smollm2_bundle: Path) -> None:
     model = load(smollm2_bundle)
     model.profile()

@@ -36,11 +36,11 @@ def main() -> int:
     table = find_token_table(model.graph)
     assert table is not None
     embeddings = round_blocks(stored_array(table.weight), 8, 32)
-    layers = {}
+    layers = []
     for linear in find_linears(model.graph):
         tied = linear.weight is table.weight
         weights = round_blocks(linear.matrix().T, arguments.bits, arguments.block)
-        layers[linear.name] = linear, embeddings if tied else weights
+        layers.append((linear, embeddings if tied else weights))
     lower_int4.lower_to_blocks(model.graph, layers, (table, embeddings))
     shutil.copytree(
         source.folder, arguments.out, ignore=shutil.ignore_patterns("*.onnx*", "lade.json")
