@@ -34,11 +34,12 @@ from lade_edge.engines.protocol import (
     Int64Array,
     StepResult,
 )
+from lade_edge.engines.single_sequence import SingleSequence
 
 PREFILL_CHUNK = 256  # tokens; wide enough to be compute-bound, small enough for the mask buffer
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(SingleSequence):
     """Runs a bundle's canonical or lowered graph. Implements `protocol.Engine`.
 
     Args:
@@ -108,8 +109,6 @@ class OnnxRuntimeEngine:
         self._dense = graph.form == "canonical"
         self._check_inputs(model.num_layers, windowed=model.sliding_window is not None)
         float_type = np.dtype(graph.float_type)
-        self._length = 0
-        self._run_s = 0.0
         self._widest = widest
         self._write_index = np.zeros(1, np.int64)
         self._last_slot = np.zeros(1, np.int32)
@@ -151,28 +150,9 @@ class OnnxRuntimeEngine:
         }
         self._last: StepBinding | None = None
 
-    @property
-    def spec(self) -> EngineSpec:
-        """The fixed facts of this engine."""
-        return self._spec
-
-    @property
-    def length(self) -> int:
-        """Committed slots."""
-        return self._length
-
-    @property
-    def run_s(self) -> float:
-        """Seconds of the last step or prefill inside ONNX Runtime."""
-        return self._run_s
-
     def prefill(self, tokens: Int64Array) -> StepResult:
         """Append tokens as a causal chain in chunks; see `protocol.Engine.prefill`."""
-        if len(tokens) < 1 or self._length + len(tokens) > self._spec.capacity:
-            raise CapacityError(
-                f"{len(tokens)} tokens after {self._length} committed ones don't fit the capacity "
-                f"of {self._spec.capacity}; raise --capacity or shorten the prompt"
-            )
+        self._check_room(len(tokens))
         chunk = self._widest
         seconds = 0.0
         for start in range(0, len(tokens), chunk):
@@ -205,12 +185,6 @@ class OnnxRuntimeEngine:
         """Commit rows of the last step; see `protocol.Engine.keep`."""
         self._cache.compact(self._length, slots)
         self._length += len(slots)
-
-    def reset(self, length: int = 0) -> None:
-        """Trim to ``length`` committed slots."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"can't trim {self._length} committed slots to {length}")
-        self._length = length
 
     def _run(self, tokens: Ids, positions: Ids, visible: BoolArray, rows: Int64Array) -> StepResult:
         length, width = self._length, len(tokens)

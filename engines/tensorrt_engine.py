@@ -38,6 +38,7 @@ from lade_edge.engines.protocol import (
     Int64Array,
     StepResult,
 )
+from lade_edge.engines.single_sequence import SingleSequence
 from lade_edge.engines.tensorrt_library import (
     TensorRTLibrary,
     import_tensorrt,
@@ -54,7 +55,7 @@ _DTYPES: dict[str, str] = {
 }
 
 
-class TensorRTEngine:
+class TensorRTEngine(SingleSequence):
     """Runs a plan. Implements `protocol.Engine`.
 
     Args:
@@ -112,32 +113,11 @@ class TensorRTEngine:
         self._dtypes = self._tensor_types()
         self._shared = self._allocate(found.module)
         self._steps: dict[PlanBucket, BucketStep] = {}
-        self._length = 0
-        self._run_s = 0.0
         self._last: tuple[BucketStep, int] | None = None
-
-    @property
-    def spec(self) -> EngineSpec:
-        """The fixed facts of this engine."""
-        return self._spec
-
-    @property
-    def length(self) -> int:
-        """Committed slots."""
-        return self._length
-
-    @property
-    def run_s(self) -> float:
-        """Seconds of the last step or prefill inside TensorRT, copies included."""
-        return self._run_s
 
     def prefill(self, tokens: Int64Array) -> StepResult:
         """Append tokens as a causal chain in chunks; see `protocol.Engine.prefill`."""
-        if len(tokens) < 1 or self._length + len(tokens) > self._spec.capacity:
-            raise CapacityError(
-                f"{len(tokens)} tokens after {self._length} committed ones don't fit the capacity "
-                f"of {self._spec.capacity}; raise --capacity or shorten the prompt"
-            )
+        self._check_room(len(tokens))
         seconds, start = 0.0, 0
         while start < len(tokens):
             room = self._record.slots - self._length
@@ -176,12 +156,6 @@ class TensorRTEngine:
     def keep(self, slots: Sequence[int]) -> None:
         """Commit rows of the last step; see `protocol.Engine.keep`."""
         self._commit(slots)
-
-    def reset(self, length: int = 0) -> None:
-        """Trim to ``length`` committed slots."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"can't trim {self._length} committed slots to {length}")
-        self._length = length
 
     def _run(
         self,

@@ -33,10 +33,29 @@ def atomic_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     refuse_existing(out, overwrite=overwrite)
     out = Path(os.path.realpath(out))  # a link keeps pointing at the place
+    with partial_folder(out) as work:
+        yield work
+        _sync(work)
+        refuse_existing(out, overwrite=overwrite)  # it may have appeared meanwhile
+        _put_in_place(work, out)
+
+
+@contextlib.contextmanager
+def partial_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder on the file system of ``out``, gone afterwards unless it was renamed.
+
+    What exports to this place that died have left is removed first.
+
+    Args:
+        out: The file or folder that is being made.
+
+    Raises:
+        ExportError: If the disk is full or the place can't be written.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(out)
-        work = work_folder(out)
+        _remove_abandoned(out)
+        work = out.parent / f"{_prefix(out)}{os.getpid()}"
         work.mkdir()
     except OSError as error:
         raise ExportError(
@@ -44,9 +63,6 @@ def atomic_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         ) from error
     try:
         yield work
-        _sync(work)
-        refuse_existing(out, overwrite=overwrite)  # it may have appeared meanwhile
-        _put_in_place(work, out)
     except OSError as error:
         raise ExportError(
             f"writing {out} failed: {error.strerror or error}; nothing was changed there"
@@ -83,16 +99,11 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
             )
 
 
-def work_folder(out: Path) -> Path:
-    """The hidden name beside ``out`` under which this process makes it."""
-    return out.parent / f"{_prefix(out)}{os.getpid()}"
-
-
 def _prefix(out: Path) -> str:
     return f".{out.name}.partial-"
 
 
-def remove_abandoned(out: Path) -> None:
+def _remove_abandoned(out: Path) -> None:
     """Clear up after exports to this place that died, giving back a bundle they had moved aside."""
     for folder in list(out.parent.iterdir()):
         if not folder.name.startswith(_prefix(out)):

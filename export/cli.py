@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import LadeError
 from lade_edge.export import plan_cli
+from lade_edge.export.progress import progress_bar
 
 if TYPE_CHECKING:
     from lade_edge.export.pipeline import ExportReport
@@ -119,27 +120,19 @@ def _export(arguments: argparse.Namespace) -> ExportReport:
         overwrite=arguments.overwrite,
         check=arguments.check,
     )
-    with _progress_bar() as advance:
+    with _stages() as advance:
         return export_model(arguments.source, arguments.output, options, advance)
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[str], None]]:
+def _stages() -> Iterator[Callable[[str], None]]:
     """A bar over the stages on stderr; plain lines where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: print(f"lade-export: {_MEANING[stage]}", file=sys.stderr, flush=True)
-        return
-    columns = (
-        SpinnerColumn(),
-        BarColumn(bar_width=24),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar() as bar:
+        if bar is None:
+            yield lambda stage: print(
+                f"lade-export: {_MEANING[stage]}", file=sys.stderr, flush=True
+            )
+            return
         task = bar.add_task("starting", total=len(_STAGES))
         yield lambda stage: bar.update(
             task, completed=_STAGES.index(stage), description=_MEANING[stage]

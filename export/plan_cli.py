@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lade_edge.engines.errors import ConfigError, LadeError
 from lade_edge.engines.plan import PLAN_SUFFIX
+from lade_edge.export.progress import progress_bar
 
 if TYPE_CHECKING:
     from lade_edge.export.plan_export import PlanOptions, PlanReport, Stage
@@ -162,28 +163,18 @@ def _say(sentence: str) -> None:
 @contextmanager
 def _progress() -> Iterator[Stage]:
     """A bar on stderr that follows the builder's phases; plain lines where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    with progress_bar() as bar:
+        if bar is None:
+            told: list[str] = []
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        told: list[str] = []
+            def tell(name: str, done: int, total: int) -> None:
+                sentence = _MEANING.get(name, _BUILD)
+                if sentence not in told[-1:]:
+                    told.append(sentence)
+                    _say(sentence)
 
-        def tell(name: str, done: int, total: int) -> None:
-            sentence = _MEANING.get(name, _BUILD)
-            if sentence not in told[-1:]:
-                told.append(sentence)
-                _say(sentence)
-
-        yield tell
-        return
-    columns = (
-        SpinnerColumn(),
-        BarColumn(bar_width=24),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+            yield tell
+            return
         task = bar.add_task("starting", total=None)
 
         def show(name: str, done: int, total: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from lade_edge.engines.plan import (
 )
 from lade_edge.engines.plan_check import graph_digest
 from lade_edge.engines.tensorrt_library import TensorRTLibrary, import_tensorrt
-from lade_edge.export.atomic_folder import remove_abandoned, work_folder
+from lade_edge.export.atomic_folder import partial_folder
 from lade_edge.export.build_memory import available_memory, estimate, refuse_too_large
 from lade_edge.export.half_precision import check_range, convert_to_half
 from lade_edge.export.lower_tensorrt import lower_for_tensorrt
@@ -166,7 +166,7 @@ def export_plan(
     out = default_plan(source) if out is None else out
     library = _library(options)
     _refuse_taken(out, overwrite=options.overwrite)
-    with _work_folder(out) as work:
+    with partial_folder(out) as work:
         bundle = _canonical(source, work, options, stage)
         _refuse_another_model(bundle, out)
         return _build(bundle, source, out, work, library, options, stage, say)
@@ -333,28 +333,6 @@ def _origin(source: str, out: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(folder))
     return str(path.resolve())
-
-
-@contextlib.contextmanager
-def _work_folder(out: Path) -> Iterator[Path]:
-    """A folder on the plan's own file system, gone afterwards."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(out)
-        folder = work_folder(out)
-        folder.mkdir()
-    except OSError as error:
-        raise ExportError(
-            f"can't write to {out.parent}: {error.strerror}; choose another -o"
-        ) from error
-    try:
-        yield folder
-    except OSError as error:
-        raise ExportError(
-            f"writing {out} failed: {error.strerror or error}; nothing was changed there"
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_taken(out: Path, *, overwrite: bool) -> None:
