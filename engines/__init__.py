@@ -22,9 +22,10 @@ from lade_edge.engines.manifest import (
     write_manifest,
 )
 from lade_edge.engines.opening import open_engine
-from lade_edge.engines.protocol import Engine, EngineSpec, StepResult
+from lade_edge.engines.protocol import WIDEST_STEP, Engine, EngineSpec, StepResult
 
 __all__ = [
+    "WIDEST_STEP",
     "Bundle",
     "CapacityError",
     "ConfigError",

@@ -27,6 +27,7 @@ from lade_edge.engines.ort_binding import StepBinding, StepBuffers
 from lade_edge.engines.ort_device_binding import DeviceStepBuffers, tensorrt_provider_options
 from lade_edge.engines.ort_session import first_line, library_version, open_session
 from lade_edge.engines.protocol import (
+    WIDEST_STEP,
     BoolArray,
     EngineSpec,
     Float32Array,
@@ -80,8 +81,10 @@ class OnnxRuntimeEngine(SingleSequence):
             raise ConfigError(
                 f"--threads is {threads}, this machine has {os.cpu_count()} processors; lower it"
             )
-        if max_width < 1:
-            raise ValueError("a step has at least one token")
+        if not 1 <= max_width <= WIDEST_STEP:
+            raise ConfigError(
+                f"max_width is {max_width}, expected 1 to {WIDEST_STEP} tokens a step"
+            )
         self._slots = capacity + max_width
         widest = max(max_width, min(PREFILL_CHUNK, capacity))
         on_device = device != "cpu"

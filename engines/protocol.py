@@ -21,6 +21,8 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Ids = Sequence[int] | Int64Array
 
+WIDEST_STEP = 1024  # tokens; lowered graphs have rotary tables for this many slots beyond the last
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:

@@ -2,8 +2,7 @@
 
 The kernel appends the step's rows to the cache in place (past and present share one buffer) and
 reads only the used slots. Its input is rows of concatenated heads, ``(1, T, H * D)``; the canonical
-graph swaps heads and tokens ahead of attention, and these swaps are taken out again. Rotary
-embeddings stay outside: the operator's own take a token's position from its slot.
+graph swaps heads and tokens ahead of attention, and these swaps are taken out again.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from lade_edge.engines import ExportError, ModelSpec
 from lade_edge.export.graph_edit import GraphEditor, float_attribute, is_weight, producer_of
 from lade_edge.export.grouped_query_attention import MICROSOFT, use_grouped_query_attention
+from lade_edge.export.packed_attention import rotate_in_attention
 from lade_edge.export.projections import merge_siblings, read_tied_head_as_stored
 
 OPSET = 21
@@ -31,6 +32,7 @@ def lower_for_onnxruntime(model: ir.Model, spec: ModelSpec) -> None:
     use_grouped_query_attention(model.graph, spec)
     use_skip_norms(model.graph)
     merge_siblings(model.graph)
+    rotate_in_attention(model.graph, spec)
     read_tied_head_as_stored(model.graph)
     stamp(model)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import ConfigError
 from lade_edge.engines.opening import DEVICES
+from lade_edge.engines.protocol import WIDEST_STEP
 from lade_edge.runtime.config import COSTS, DEVICE_SHAPES, MODES, GenerationConfig
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lade_edge.runtime.model import Model
 
 PROGRAM = "lade-run"
-_WIDEST = 1024  # tokens; a wider step is refused by the shape check, not tried in memory
+
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p")
 _SAMPLING: tuple[tuple[str, type, str, str], ...] = (
     ("temperature", float, "T", "draw tokens after dividing logits by T; 0 takes the likeliest"),
@@ -296,7 +297,7 @@ def _load(arguments: argparse.Namespace, config: GenerationConfig) -> Model:
         threads=arguments.threads,
         device=arguments.device,
         capacity=arguments.capacity,
-        max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), _WIDEST),
+        max_width=min(max(widest, model.DEFAULT_MAX_WIDTH), WIDEST_STEP),
         progress=report_measuring,
     )
 
