@@ -13,6 +13,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,9 +46,15 @@ def main() -> int:
 
 def reference() -> str:
     """The whole page."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    sections = [section(parser_of(target)) for target in project["scripts"].values()]
+    sections = [section(parser_of(target)) for target in project()["scripts"].values()]
     return "\n".join([HEAD, *sections])
+
+
+def project() -> dict[str, Any]:
+    """The table ``project`` of pyproject.toml."""
+    content = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found: dict[str, Any] = tomllib.loads(content)["project"]
+    return found
 
 
 def parser_of(target: str) -> argparse.ArgumentParser:
