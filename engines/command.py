@@ -7,14 +7,14 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from lade_edge.engines.errors import LadeError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong with a command line, and exits 2.
+    """A parser with ``--version`` that says in one line what is wrong with a command line, and exits 2.
 
     Args:
         prog: Name of the command.
@@ -23,11 +23,32 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.add_argument("--version", action=_Version, help="show the version and exit")
 
     def error(self, message: str) -> NoReturn:
         """Print the message without the usage and exit."""
         sentence = " ".join(message.split())
         self.exit(2, f"{self.prog}: {sentence}; {self.prog} --help lists the options\n")
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the version and exit."""
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{parser.prog} {version('lade-edge')}\n")
+        parser.exit()
 
 
 def run_command(program: str, body: Callable[[], None]) -> int:

@@ -167,6 +167,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
+        digest = _digest(content) if isinstance(content, dict) else ""
     except FileNotFoundError:
         raise ManifestError(
             f"{folder} holds no {MANIFEST_NAME}; expected a bundle made by lade-export"
@@ -181,11 +182,11 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has schema version {schema!r}, this lade reads {SCHEMA_VERSION}; "
             "export the model again with this version"
         )
-    if content.pop("digest", None) != _digest({"schema": schema, **content}):
+    if content.pop("digest", None) != digest:
         raise ManifestError(f"{path} was changed after export; export the model again")
     try:
         manifest: Manifest = _parse(Manifest, content)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is malformed: {error}; export the model again") from error
     return manifest
 

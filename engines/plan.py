@@ -195,6 +195,7 @@ def read_plan_record(plan: Path) -> PlanRecord:
     again = "build the plan again with lade-export"
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
+        digest = _digest(content) if isinstance(content, dict) else ""
     except FileNotFoundError:
         raise ManifestError(
             f"{plan} has no {path.name} beside it; expected a plan made by lade-export, copied with "
@@ -207,12 +208,12 @@ def read_plan_record(plan: Path) -> PlanRecord:
         raise ManifestError(
             f"{path} has schema version {schema!r}, this lade reads {PLAN_SCHEMA}; {again}"
         )
-    if content.pop("digest", None) != _digest(content):
+    if content.pop("digest", None) != digest:
         raise ManifestError(f"{path} was changed after the build; {again}")
     del content["schema"]
     try:
         record: PlanRecord = parse_record(PlanRecord, content)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is malformed: {error}; {again}") from error
     return record
 

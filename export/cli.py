@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="skip the comparison with the reference model",
     )  # fmt: skip
     plan_cli.add_options(parser)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('lade-edge')}")
     return parser
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +46,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="what a slot costs: as measured, or nothing (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", choices=("md", "csv", "json"), default="md", help="(default: %(default)s)"
-    )
+        "-o", "--output", choices=("md", "csv", "json"), default="md",
+        help="form of the report on stdout (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--curve", action="store_true", help="also time steps of 1 to 64 tokens (curve_ms in JSON)"
     )
     parser.add_argument(
         "--plot", type=Path, metavar="PNG", help="also draw step times, chosen widths and drafts"
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('lade-edge')}")
     return parser
 
 

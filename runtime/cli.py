@@ -60,7 +60,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Generate text with an exported model, by lookahead decoding.",
     )
-    parser.add_argument("--version", action=Version, help="show the version and exit")
     parser.add_argument(
         "--engine", required=True, metavar="PATH", help="bundle folder, a graph in one, or a plan"
     )
@@ -352,26 +351,6 @@ def _as_json(generation: Generation) -> dict[str, object]:
         "seed": generation.seed,
         "stats": generation.stats.as_dict(),
     }
-
-
-class Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        """Print the version and exit."""
-        from importlib.metadata import version
-
-        print(f"{parser.prog} {version('lade-edge')}")
-        parser.exit()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.engines.errors import ConfigError
-from lade_edge.runtime.cli import Version, report_measuring
+from lade_edge.runtime.cli import report_measuring
 from lade_edge.runtime.config import MODES
 
 PROGRAM = "lade-serve"
@@ -40,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serve an exported model over HTTP, as OpenAI's clients expect it: "
         "/v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.",
     )
-    parser.add_argument("--version", action=Version, help="show the version and exit")
     parser.add_argument(
         "--engine", required=True, metavar="PATH", help="bundle folder, or a graph in one"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +84,14 @@ def test_the_real_probe_never_crashes() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("0 ") == ("driver" in ended.stdout)
+
+
+def test_nothing_of_ours_asks_the_management_library() -> None:
+    """NVML fails where CUDA works: a Jetson's answer to it is an assertion."""
+    root = Path(__file__).resolve().parents[2]
+    sources = [
+        path for name in ("engines", "export", "runtime") for path in (root / name).rglob("*.py")
+    ]
+    assert len(sources) > 100
+    assert [path for path in sources if "nvml" in path.read_text(encoding="utf-8").lower()] == []
+    assert "nvml" not in (root / "pyproject.toml").read_text(encoding="utf-8").lower()

@@ -124,3 +124,20 @@ def test_the_command_on_this_machine(
 def test_the_table_is_aligned() -> None:
     lines = table([Finding(GOOD, "a", "x"), Finding(BAD, "longer", "y")])
     assert lines == ["ok  a       x", "!   longer  y"]
+
+
+def test_providers_devices_and_wheels_are_listed() -> None:
+    """What decides whether a GPU can be used is on the table before anything is launched."""
+    found = look(
+        packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.0"},
+        driver=orin(),
+        providers=("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"),
+    )
+    assert found["ONNX Runtime"].detail == "onnxruntime-gpu 1.31.1"
+    assert [found[name].state for name in ("on the CPU", "with CUDA", "with TensorRT")] == [
+        GOOD
+    ] * 3
+    assert "compute capability 8.7" in found["CUDA device"].detail
+    plain = look(driver=orin())
+    assert plain["with CUDA"].detail == "this wheel has no such provider (onnxruntime-gpu has)"
+    assert look(packages={})["ONNX Runtime"].detail == "of unknown origin"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lade_edge.engines import (
     open_bundle,
     open_engine,
 )
+from lade_edge.engines.ort_binding import StepBinding, StepBuffers
 from lade_edge.engines.protocol import Engine
 
 GRAPHS = ["onnxruntime-fp32.onnx", "model.onnx"]
@@ -211,3 +213,25 @@ def test_another_provider_is_refused(tiny_bundle: Path, monkeypatch: pytest.Monk
 
 def test_the_cpu_is_asserted_for_real(engine: Engine) -> None:
     assert engine._session.get_providers() == ["CPUExecutionProvider"]  # type: ignore[attr-defined]
+
+
+def test_a_shape_is_bound_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a shape that ran before bind nothing, but for the mask where that gets longer."""
+    bound: list[str] = []
+
+    def noted(kind: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            bound.append(kind)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(StepBuffers, "_bind", noted("shape", StepBuffers._bind))
+    monkeypatch.setattr(StepBinding, "bind_mask", noted("mask", StepBinding.bind_mask))
+    engine.prefill(TOKENS[:20])
+    chain_step(engine, TOKENS[20:24])
+    assert bound == ["shape", "mask"] * 2
+    for _ in range(5):
+        chain_step(engine, TOKENS[20:24])
+        engine.keep([0, 1])
+    assert bound == ["shape", "mask"] * 2

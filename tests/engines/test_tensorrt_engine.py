@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fake_tensorrt
 from fake_tensorrt import ONE_DEVICE, FakeCudaApi, fake_library
 from lade_edge.engines import CapacityError, EngineError, open_bundle, open_engine
 from lade_edge.engines.cuda_runtime import CudaRuntime
@@ -234,3 +235,64 @@ def test_places_are_aligned() -> None:
     assert [place.offset % ALIGNMENT for place in places.values()] == [0, 0, 0]
     assert places["c"].offset >= places["b"].offset + 5 * 129 * 2
     assert size == places["c"].offset + ALIGNMENT
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memory_is_taken_once_and_plainly(form: str, plans: Any) -> None:
+    """The stand-in has no asynchronous or pooled allocation; the cache is one block of memory."""
+
+    class Counting(FakeCudaApi):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes: list[int] = []
+
+        def cudaMalloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+            self.sizes.append(size)
+            return super().cudaMalloc(size)
+
+    api = Counting()
+    engine = open_fake(plans(form), api)
+    model = engine._record.model
+    planes = 2 * model.num_layers * model.num_kv_heads
+    assert planes * engine._record.slots * model.head_size * 4 in api.sizes
+    for _ in range(2):
+        taken = len(api.sizes)
+        engine.prefill(TOKENS[:20])
+        for width in (1, 4, 16):
+            chain_step(engine, TOKENS[20 : 20 + width])
+        engine.reset()
+    assert len(api.sizes) == taken
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_out_of_memory_is_told_with_the_ways_out(form: str, plans: Any) -> None:
+    with pytest.raises(CapacityError) as caught:
+        open_fake(plans(form), FakeCudaApi(memory_bytes=10_000))
+    sentence = str(caught.value)
+    assert "out of memory (CUDA error 2)" in sentence
+    for way in ("lower --capacity", "close other programs", "restart a Jetson whose memory is in"):
+        assert way in sentence
+
+
+@pytest.mark.parametrize("can_capture", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_addresses_are_set_once(
+    form: str, can_capture: bool, plans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, count = fake_tensorrt._Context.set_tensor_address, 0
+
+    def counted(self: Any, name: str, address: int) -> bool:
+        nonlocal count
+        count += 1
+        return setting(self, name, address)
+
+    monkeypatch.setattr(fake_tensorrt._Context, "set_tensor_address", counted)
+    engine = open_fake(plans(form), FakeCudaApi(can_capture=can_capture))
+    engine.prefill(TOKENS[:20])
+    chain_step(engine, TOKENS[20:24])
+    after_the_first = count
+    assert after_the_first > 0
+    for _ in range(5):
+        chain_step(engine, TOKENS[20:24])
+        engine.keep([0, 1])
+    assert count == after_the_first

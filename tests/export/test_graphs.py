@@ -10,7 +10,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tiny_models import FAMILIES, VOCAB_SIZE
+from lade_edge.export import ExportOptions, export_model
+from tiny_models import FAMILIES, VOCAB_SIZE, save_model, tiny_config, tiny_model
 
 LAYERS = 2
 # per family: RMSNormalization, LayerNormalization and RotaryEmbedding of the canonical graph
@@ -144,3 +145,82 @@ def test_gemma_scales_are_stored_ready(exported: Any) -> None:
 
 def size_of_weights(path: Path) -> int:
     return path.with_name(f"{path.name}.data").stat().st_size
+
+
+@pytest.mark.parametrize("form", ["canonical", "lowered"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_inputs_and_outputs_are_tensors_of_the_contract(
+    family: str, form: str, exported: Any
+) -> None:
+    """The cache goes in and comes out as one tensor per layer and kind, never as an object."""
+    tiny = exported(family)
+    graph = ir.load(tiny.bundle(form).graph_path).graph
+    spec = tiny.bundle(form).manifest.model
+    assert all(isinstance(value.type, ir.TensorType) for value in (*graph.inputs, *graph.outputs))
+    caches = {f"{kind}_cache.{layer}" for kind in "kv" for layer in range(LAYERS)}
+    found = {value.name: value for value in graph.inputs}
+    slots = {"canonical": "S"}.get(form)
+    for name in caches:
+        assert found[name].dtype == ir.DataType.FLOAT
+        shape = [dim if isinstance(dim, int) else str(dim) for dim in found[name].shape]
+        assert shape == [1, spec.num_kv_heads, slots or shape[2], spec.head_size]
+    outputs = {value.name for value in graph.outputs}
+    results = {name.replace("_cache.", "_cache_out.") for name in caches}
+    assert outputs == results | {"logits", "top_logits", "top_ids"}
+    place = {"write_index"} if form == "canonical" else {"seqlens_k", "total_length"}
+    needed = caches | place | {"input_ids", "logit_rows"}
+    assert needed <= found.keys()
+    assert found.keys() - needed <= {"position_ids", "attn_mask", "attn_mask_window"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masks_come_from_outside(family: str, exported: Any) -> None:
+    """Every attention reads a float mask that is an input; the graph makes none of its own."""
+    tiny = exported(family)
+    graph = ir.load(tiny.folder / "model.onnx").graph
+    masks = {"attn_mask", "attn_mask_window"}
+    for node in graph:
+        if node.op_type == "Attention":
+            mask = node.inputs[3]
+            assert mask is not None and mask.name in masks and mask.is_graph_input()
+            assert mask.dtype == ir.DataType.FLOAT
+            causal = node.attributes.get("is_causal")
+            assert causal is None or causal.as_int() == 0
+    for form in ("canonical", "lowered"):
+        assert not tiny.operators(form).keys() & {"Trilu", "GreaterOrEqual", "LessOrEqual", "Less"}
+
+
+@pytest.mark.parametrize("form", ["canonical", "lowered"])
+def test_weights_lie_beside_the_graph(form: str, exported: Any) -> None:
+    """Two gigabytes are the most a graph file can hold; weights in it would count."""
+    path = exported("llama").bundle(form).graph_path
+    stored = ir.load(path).graph.initializers.values()
+    large = [value for value in stored if value.const_value.nbytes > 256]
+    assert len(large) > 8
+    assert {type(value.const_value) for value in large} == {ir.ExternalTensor}
+    assert {value.const_value.location for value in large} == {f"{path.name}.data"}
+
+
+def test_export_never_serialises_a_graph_with_its_weights(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is put into a protobuf stays a fraction of the weights, in every stage of an export."""
+    largest = 0
+    serialise = ir.serde.serialize_model_into
+
+    def weigh(proto: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal largest
+        result = serialise(proto, *arguments, **options)
+        largest = max(largest, proto.ByteSize())
+        return result
+
+    monkeypatch.setattr(ir.serde, "serialize_model_into", weigh)
+    source = save_model(
+        tiny_model(tiny_config("llama", hidden_size=256, intermediate_size=2048)),
+        tmp_path / "source",
+    )
+    for precision in ("fp32", "int8"):
+        options = ExportOptions(precision=precision, check=False, allow_quality_loss=True)
+        folder = export_model(str(source), tmp_path / precision, options).folder
+        weights = sum(path.stat().st_size for path in folder.glob("*.data"))
+        assert 0 < largest < weights / 10

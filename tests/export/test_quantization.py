@@ -249,3 +249,18 @@ def test_a_calibration_text_of_ones_own(tiny_bundle: Path, tmp_path: Path) -> No
 def test_options_that_dont_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ExportOptions(**options)
+
+
+def test_fewer_bits_take_less_space(quantized: Any) -> None:
+    """Matrices alone, by what they need: a byte or half of one a weight, and their scales."""
+    tiny, _ = quantized("llama", "int8")
+    full = matrix_bytes(tiny.folder / "onnxruntime-fp32.onnx")
+    for precision, share in (("int8", 0.25), ("int4", 0.125)):
+        report = quantized("llama", precision)[1]
+        found = matrix_bytes(report.folder / f"onnxruntime-{precision}.onnx")
+        assert share < found / full < 2 * share, precision  # the token table keeps eight bits
+
+
+def matrix_bytes(path: Path) -> int:
+    stored = ir.load(path).graph.initializers.values()
+    return sum(value.const_value.nbytes for value in stored if len(value.shape) > 1)

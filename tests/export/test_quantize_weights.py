@@ -94,3 +94,15 @@ def test_a_rotation_is_undone_by_itself_and_spreads_outliers() -> None:
     rotated = rotate_rows(rows.T).T
     np.testing.assert_allclose(rotated @ rotate_rows(matrix), rows @ matrix, atol=2e-3)
     assert rounding_error(rotated, rotate_rows(matrix)) < 0.2 * rounding_error(rows, matrix)
+
+
+def test_a_single_column_is_rounded_like_any() -> None:
+    """A layer with one output, whose scales and offsets are single numbers."""
+    matrix = normal(64, 1)
+    integers, scales = quantize_columns(matrix)
+    assert (integers.shape, scales.shape) == ((64, 1), (1,))
+    assert (np.abs(integers * scales - matrix) <= 0.501 * scales).all()
+    moments = np.eye(64, dtype=np.float32)
+    for blocks in (round_blocks(matrix.T, 4, 32), quantize_blocks(matrix.T, moments, 4, 32)):
+        assert blocks.packed().shape == (1, 2, 16)
+        assert np.abs(blocks.dequantized() - matrix.T).max() <= 1.001 * np.abs(blocks.scales).max()

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes import EOS, Script, scripted_model
+from fakes import EOS, Script, ScriptedEngine, scripted_model
 from lade_edge.engines.errors import ConfigError
 from lade_edge.runtime import bench_cli
 from lade_edge.runtime import model as model_module
@@ -89,6 +90,7 @@ def test_the_command_prints_every_category(
         found = json.loads(out)
         assert {row["category"] for row in found["categories"]} == {"a", "b"}
         assert found["geomean_ratio"] > 0
+        assert all(0 <= row["host_share"] <= 1 for row in found["categories"])
         assert {"1", "2", "8", "16"} <= set(found["curve_ms"])
         assert found["card"]["bandwidth_gb_s"] > 0
         assert sum(found["auto_widths"].values()) > 0
@@ -204,3 +206,36 @@ def test_an_interruption_keeps_the_complete_rounds(prompts: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(at_once)
+
+
+def test_prefill_and_decoding_are_timed_apart(prompts: Path) -> None:
+    """An engine that is slow with prompts shows it in the one figure, and not in the other."""
+    seconds = 0.1
+
+    class Slow(ScriptedEngine):
+        slept = 0.0
+
+        @property
+        def run_s(self) -> float:
+            return self.slept
+
+        def prefill(self, tokens: Any) -> Any:
+            time.sleep(seconds)
+            self.slept = seconds
+            return super().prefill(tokens)
+
+        def step(self, *arguments: Any) -> Any:
+            self.slept = 0.0
+            return super().step(*arguments)
+
+    model = scripted_model(engine=Slow(Script()))
+    result = run_bench(model, read_prompts(prompts), max_new_tokens=20, rounds=1, ignore_eos=False)
+    for row in result["categories"]:
+        lengths = [
+            len(model.prompts.encode(prompt.text, raw=prompt.raw))
+            for prompt in read_prompts(prompts)
+            if prompt.category == row.category
+        ]
+        mean = sum(lengths) / len(lengths)
+        assert row.prefill_tokens_per_second == pytest.approx(mean / seconds)
+        assert row.plain_tokens_per_second > 20 / seconds

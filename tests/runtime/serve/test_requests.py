@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lade_edge.runtime.config import GenerationConfig
 from lade_edge.runtime.serve import requests
@@ -160,49 +158,6 @@ def test_another_model_is_not_found() -> None:
 def test_messages_of_errors_are_bounded() -> None:
     found = error_of(chat, temperature="x" * 1_000_000)
     assert len(found["message"]) < 1000
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    | st.sampled_from(["user", "text", "auto", "\ud800", "1", 1 << 80, -1, 0, 1]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "1", "x"]), inner,
-                      max_size=4),
-    max_leaves=8,
-)  # fmt: skip
-names = st.sampled_from(sorted({*requests._CHAT, *requests._COMPLETION, *requests._REFUSED})) | (
-    st.text(max_size=4)
-)
-bodies = st.dictionaries(names, values, max_size=5)
-
-
-@settings(max_examples=250)
-@given(bodies, st.booleans(), st.booleans())
-def test_whatever_is_sent_is_taken_or_refused_in_one_sentence(
-    fields: dict[str, Any], is_chat: bool, whole: bool
-) -> None:
-    if whole:
-        fields = {"messages": MESSAGES} | fields if is_chat else {"prompt": "x"} | fields
-    try:
-        parsed = parse_json(json.dumps(fields).encode())
-        ask = (parse_chat if is_chat else parse_completion)(parsed, LIMITS)
-    except ApiError as error:
-        assert error.status in (400, 404)
-        message = json.loads(error.body())["error"]["message"]
-        assert message and "\n" not in message
-    else:
-        assert 0 <= ask.config.max_new_tokens <= LIMITS.most_tokens
-        assert not set(fields) - requests._CHAT - requests._COMPLETION - set(requests._REFUSED) - (
-            requests._FOR_THE_LOG
-        ) or any(value is None for value in fields.values())
-
-
-@given(st.binary(max_size=40) | st.text('{}[]",:0e-nul\\ud8', max_size=30).map(str.encode))
-def test_bodies_of_any_bytes(body: bytes) -> None:
-    try:
-        assert isinstance(parse_json(body), dict)
-    except ApiError as error:
-        assert error.status == 400
 
 
 @pytest.mark.parametrize("body", [b'{"a": ' + b"9" * 5000 + b"}", b'{"a": Infinity}', b'"\\ud800"'])
