@@ -140,6 +140,7 @@ def _load(where: str, name: str, origin: str, **options: Any) -> Source:
     with _quiet():
         with _one_sentence(f"{origin} can't be read as a model"):
             config = AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
+        _check_unquantized(config, origin)
         check_config(config.get_text_config())
         with _one_sentence(f"{origin} is no causal language model that transformers knows"):
             skeleton = _without_weights(config)
@@ -163,6 +164,17 @@ def _load(where: str, name: str, origin: str, **options: Any) -> Source:
         tokenizer=tokenizer,
         generation_config=model.generation_config or GenerationConfig(),
     )
+
+
+def _check_unquantized(config: Any, origin: str) -> None:
+    """Layers that hold integers have a forward of their own, and each kind a library of its own."""
+    found = getattr(config, "quantization_config", None)
+    if found:
+        method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+        raise ExportError(
+            f"{origin} holds weights quantised by {method or 'an unnamed method'}, expected floats; "
+            "export the model it was made from, with --precision int8 or int4"
+        )
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--skip", type=int, default=0, help="texts that were compared before")
     parser.add_argument("-n", "--max-new-tokens", type=int, default=256)
+    parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
-    model = load(arguments.engine)
+    model = load(arguments.engine, threads=arguments.threads)
     profile = model.profile()
     engine = RecordingEngine(model.engine)
     model.engine = engine

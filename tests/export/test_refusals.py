@@ -98,3 +98,12 @@ def test_head_size_of_no_kernel(tmp_path: Path) -> None:
     spec = model_spec(tiny_model(tiny_config("mistral", head_dim=12)))
     with pytest.raises(ExportError, match=r"head size of 12, .* use --target canonical"):
         use_grouped_query_attention(None, spec)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
+def test_weights_that_are_integers_already(method: str, tmp_path: Path) -> None:
+    """Libraries for them ask for still other libraries; the float model is what is wanted."""
+    config = tiny_config("llama")
+    config.quantization_config = {"quant_method": method, "bits": 4}
+    with pytest.raises(ExportError, match=f"quantised by {method}, expected floats; export the"):
+        load_source(str(save_config(config, tmp_path / "model")))
