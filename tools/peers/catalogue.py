@@ -15,11 +15,13 @@ class Environment:
         name: Its folder.
         requirements: Packages from PyPI.
         variables: Environment variables for the installation.
+        unwanted: Packages to take out again.
     """
 
     name: str
     requirements: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
+    unwanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ _OPENVINO = Environment(
     requirements=(
         "torch", "optimum-intel", "openvino", "openvino-genai", "openvino-tokenizers", "nncf",
     ),
+    unwanted=("torchvision",),  # it doesn't load beside a CPU build of torch, and images aren't read
 )  # fmt: skip
 _ONNXRUNTIME = Environment(
     name="onnxruntime-genai",

@@ -27,8 +27,12 @@ class Engine:
         self._models: dict[str, Any] = {}
         for mode in self.modes:
             _, _, drafts = mode.partition(" ")
-            draft = LlamaPromptLookupDecoding(num_pred_tokens=int(drafts)) if drafts else None
-            self._models[mode] = self._open(n_ctx=_CONTEXT, draft_model=draft)
+            if drafts:
+                draft = LlamaPromptLookupDecoding(num_pred_tokens=int(drafts))
+                # without room for all logits it fails beyond one batch of tokens
+                self._models[mode] = self._open(n_ctx=_CONTEXT, draft_model=draft, logits_all=True)
+            else:
+                self._models[mode] = self._open(n_ctx=_CONTEXT)
 
     def _open(self, **options: Any) -> Any:
         return Llama(**self._options, **options, verbose=False)

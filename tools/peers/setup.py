@@ -50,8 +50,11 @@ class Setup:
             self._tell(f"installing {environment.name}")
             log = self._cache / environment.name / "install.log"
             _run([sys.executable, "-m", "venv", str(folder)], log)
-            install = [str(python), "-m", "pip", "install", "-c", str(_CONSTRAINTS)]
-            _run([*install, *environment.requirements], log, dict(environment.variables))
+            pip = [str(python), "-m", "pip"]
+            install = [*pip, "install", "-c", str(_CONSTRAINTS), *environment.requirements]
+            _run(install, log, dict(environment.variables))
+            if environment.unwanted:
+                _run([*pip, "uninstall", "--yes", *environment.unwanted], log)
             mark.write_text(want)
         return python
 
