@@ -66,6 +66,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="this project's (default: fp32, int8 and int4, exported from the GGUF file)",
     )  # fmt: skip
     parser.add_argument("--cache", type=Path, default=Path(".cache/peers"), metavar="FOLDER")
+    parser.add_argument(
+        "--no-quality", dest="quality", action="store_false", help="measure speed only"
+    )
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the table there")
     return parser
@@ -224,6 +227,8 @@ def _load(
         return
     loaded.workers[name] = worker
     loaded.modes[name], loaded.versions[name] = told["modes"], told["versions"]
+    if not arguments.quality:
+        return
     try:
         scores = worker.ask(do="score", sequences=text)
         loaded.scores[name] = Scores(losses=scores["losses"], best=scores["best"])
@@ -262,7 +267,7 @@ def _result(
         max_new_tokens=arguments.max_new_tokens,
         speeds=speeds,
         qualities=qualities,
-        reference=reference or "nothing: no engine in fp32 was measured",
+        reference=reference,
         versions=loaded.versions,
         idle_share=measured.idle_share,
         missing=loaded.missing | failures,

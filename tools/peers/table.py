@@ -31,7 +31,7 @@ class Result:
         max_new_tokens: Limit per prompt.
         speeds: All speeds.
         qualities: By engine and precision.
-        reference: Engine that quality is relative to.
+        reference: Engine that quality is relative to; empty if none in fp32 was measured.
         versions: Of packages, by engine and precision.
         idle_share: Of a core, by engine and precision, while another one worked.
         missing: Why an engine, or an engine's mode, isn't there.
@@ -108,7 +108,12 @@ def _modes(result: Result) -> list[str]:
                 *(f"{speeds.compare(mine, key).ratio:.2f}" for mine in ours),
             ]
         )
-    return [_row(row) for row in rows] + ["", f"Quality is relative to {result.reference}."]
+    said = (
+        f"Quality is relative to {result.reference}."
+        if result.reference
+        else "No quality was measured."
+    )
+    return [*(_row(row) for row in rows), "", said]
 
 
 def _claims(result: Result) -> list[str]:
