@@ -15,6 +15,6 @@ bash tools/tensorrt_bindings.sh "$python" .cache/tensorrt-bindings ||
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-"$python" -m mypy tests tools/*.py docs/examples/*.py
+"$python" -m mypy tests tools/*.py tools/peers/*.py docs/examples/*.py
 "$(dirname "$python")/lint-imports"
 "$python" -m pytest "$@"
