@@ -21,8 +21,9 @@ from lade_edge.engines.errors import EngineError
 from lade_edge.engines.protocol import Engine
 
 LENGTH = 32  # tokens of the continuation
-# largest difference of a logit, as a share of the row's largest logit: those of the parity check
-ERROR = {"float32": 1e-4, "float16": 2e-2}
+# largest difference of a logit, as a share of the row's largest logit: in float16 that of the parity
+# check; float32 products may run with the ten bits of TF32
+ERROR = {"float32": 5e-3, "float16": 2e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,8 @@ class TensorRTEngine(SingleSequence):
         self._shared = self._allocate(found.module)
         self._steps: dict[PlanBucket, BucketStep] = {}
         self._last: tuple[BucketStep, int] | None = None
-        self._check_itself(plan, f"{found.title} {device.name} {device.compute_capability}")
+        place = f"{found.title} {device.name} {device.compute_capability} {probed.version}"
+        self._check_itself(plan, place)
 
     def prefill(self, tokens: Int64Array) -> StepResult:
         """Append tokens as a causal chain in chunks; see `protocol.Engine.prefill`."""
@@ -194,7 +195,7 @@ class TensorRTEngine(SingleSequence):
         self._length += len(slots)
 
     def _check_itself(self, plan: Path, place: str) -> None:
-        """Run the fingerprint's self-test, once for each plan, library and device."""
+        """Run the fingerprint's self-test, once for each plan, library, device and driver."""
         record = self._record
         key = f"{record.plan.sha256} {place}"
         if record.self_test is None or passed_before(key):
