@@ -119,6 +119,10 @@ def _describe_plan(path: Path, record: PlanRecord) -> dict[str, Any]:
     content = asdict(record)
     element = 2 if record.float_type == "float16" else 4
     content["compute_capabilities"] = content["compute_capabilities"] or "any it supports"
+    test = record.self_test
+    content["self_test"] = None if test is None else (
+        f"{len(test.ids)} tokens, {len(test.clear(record.float_type))} of them clear enough to count"
+    )  # fmt: skip
     content["buckets"] = [f"{b.width}x{b.rows}" for b in record.buckets]  # tokens x wanted rows
     content["profiles"] = [
         f"{_range(profile.widths)} tokens, {_range(profile.rows)} wanted rows"

@@ -16,6 +16,7 @@ PROVIDERS = {
     "cuda": ("CUDAExecutionProvider",),
     "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
 }
+EXACT_WEIGHTS = "session.qdq_matmulnbits_accuracy_level"  # 1: products in float32
 _NO_FALLBACK = "session.disable_cpu_ep_fallback"
 
 
@@ -54,6 +55,8 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 4  # its errors come back as exceptions, told once
     options.inter_op_num_threads = 1
+    # a graph with dequantised weights is a reference: else its activations would be rounded as well
+    options.add_session_config_entry(EXACT_WEIGHTS, "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     if wanted[0] != CPU_PROVIDER:

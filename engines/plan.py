@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from lade_edge.engines.errors import ManifestError
-from lade_edge.engines.manifest import FileEntry, GraphEntry, Manifest, ModelSpec, parse_record
+from lade_edge.engines.manifest import (
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    ModelSpec,
+    Quality,
+    parse_record,
+)
+from lade_edge.engines.self_test import SelfTest
 
 PLAN_SUFFIX = ".plan"
 PLAN_SCHEMA = 1
@@ -23,6 +31,7 @@ KV_ROWS = (
     "kv_rows"  # output of the rows form, (2 L, H_kv, T, D): k and v of layer 0, of layer 1, ...
 )
 FLAVOURS = ("tensorrt", "tensorrt_rtx")
+PRECISIONS = ("fp16", "fp32", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,8 @@ class PlanRecord:
         forward_compatible: It also runs on later devices than those named, at or above the first.
         version_compatible: Later minor versions of the same major one may run it.
         form: ``in_place`` or ``rows``, see `docs/tensorrt.md`.
-        precision: Of weights and products: ``fp16`` or ``fp32``.
+        precision: Of the weights: ``fp16``, ``fp32``, ``int8`` or ``int4``; products with integers
+            are in fp16.
         capacity: Tokens of prompt and output together.
         slots: ``S``, rows of the KV cache: capacity and the widest step.
         buckets: Shapes that steps run in, narrowest first.
@@ -90,6 +100,10 @@ class PlanRecord:
         model: Shape of the model.
         eos_token_ids: Ids that end generation.
         plan: Size and digest of the plan.
+        quality: What integers cost, measured before the build; None where there are none.
+        self_test: What the graph says to a short prompt; None where it couldn't be run.
+        weights: Files beside the plan that its weights are put back from at load, the lowered graph
+            first; None where the plan holds them.
     """
 
     name: str
@@ -112,12 +126,17 @@ class PlanRecord:
     eos_token_ids: tuple[int, ...]
     plan: FileEntry
     options: tuple[str, ...] = field(default=())
+    quality: Quality | None = None
+    self_test: SelfTest | None = None
+    weights: dict[str, FileEntry] | None = None
 
     def __post_init__(self) -> None:
         if self.flavour not in FLAVOURS or self.form not in (IN_PLACE, ROWS):
             raise ValueError(f"flavour {self.flavour!r} with form {self.form!r} is unknown")
-        if self.precision not in ("fp16", "fp32"):
-            raise ValueError(f"precision is {self.precision!r}, expected fp16 or fp32")
+        if self.precision not in PRECISIONS:
+            raise ValueError(
+                f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}"
+            )
         if not self.buckets or not 1 <= self.capacity < self.slots:
             raise ValueError("there is no bucket, or no room for a step beyond the capacity")
         for bucket in self.buckets:
@@ -127,7 +146,7 @@ class PlanRecord:
     @property
     def float_type(self) -> str:
         """Numpy name of the type of masks and KV cache."""
-        return "float16" if self.precision == "fp16" else "float32"
+        return "float32" if self.precision == "fp32" else "float16"
 
     @property
     def step_width(self) -> int:
@@ -160,7 +179,7 @@ class PlanRecord:
             capacity=self.capacity,
             eos_token_ids=self.eos_token_ids,
             graphs=(self.graph(file),),
-            files={file: self.plan},
+            files={file: self.plan, **(self.weights or {})},
         )
 
     def rebuild_command(self, plan: Path) -> str:

@@ -36,9 +36,28 @@ def open_plan(path: Path, *, verify: bool = True) -> Bundle:
             f"{path} was changed after the build (sha256 differs from its fingerprint); copy it "
             f"again or build it again: {record.rebuild_command(path)}"
         )
+    _check_weights(record, path, verify=verify)
     _check_graph(record, path)
     manifest = record.manifest(path.name)
     return Bundle(folder=path.parent, manifest=manifest, graph=manifest.graphs[0])
+
+
+def _check_weights(record: PlanRecord, plan: Path, *, verify: bool) -> None:
+    """A stripped plan needs the files its weights are put back from."""
+    for name, entry in (record.weights or {}).items():
+        path = plan.parent / Path(name).name
+        if not path.is_file():
+            raise ManifestError(
+                f"{plan} was built with --strip-weights and {path.name} is missing beside it; copy it "
+                "from where the plan was built, or build the plan again: "
+                f"{record.rebuild_command(plan)}"
+            )
+        size_bytes = path.stat().st_size
+        if size_bytes != entry.size_bytes or (verify and describe_file(path) != entry):
+            raise ManifestError(
+                f"{path} doesn't hold the weights of {plan.name} (its fingerprint has another size or "
+                f"sha256); copy it again or build the plan again: {record.rebuild_command(plan)}"
+            )
 
 
 def _check_graph(record: PlanRecord, plan: Path) -> None:

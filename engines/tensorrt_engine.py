@@ -10,6 +10,7 @@ lowered graph on ONNX Runtime over the addresses they are given (`tests/fake_ten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -38,6 +39,7 @@ from lade_edge.engines.protocol import (
     Int64Array,
     StepResult,
 )
+from lade_edge.engines.self_test import check_self_test, note_passed, passed_before
 from lade_edge.engines.single_sequence import SingleSequence
 from lade_edge.engines.tensorrt_library import (
     TensorRTLibrary,
@@ -45,6 +47,7 @@ from lade_edge.engines.tensorrt_library import (
     last_error,
     make_logger,
 )
+from lade_edge.engines.tensorrt_refit import put_weights_back
 from lade_edge.engines.tensorrt_step import MASKS, BucketStep, SharedState, input_shapes
 
 _DTYPES: dict[str, str] = {
@@ -69,7 +72,7 @@ class TensorRTEngine(SingleSequence):
     Raises:
         CapacityError: If the plan or the device's memory doesn't hold the capacity.
         EngineError: If the library, the driver or the device is missing or another than the plan's,
-            or the plan isn't what its fingerprint says.
+            or the plan isn't what its fingerprint says, or fails its self-test.
     """
 
     def __init__(
@@ -110,10 +113,14 @@ class TensorRTEngine(SingleSequence):
         self._cuda = cuda()
         self._logger = make_logger(found.module)
         self._runtime, self._engine = self._deserialise(found, plan.read_bytes())
+        for name in list(record.weights or ())[:1]:
+            put_weights_back(found, self._engine, self._logger, plan.with_name(Path(name).name))
         self._dtypes = self._tensor_types()
         self._shared = self._allocate(found.module)
         self._steps: dict[PlanBucket, BucketStep] = {}
         self._last: tuple[BucketStep, int] | None = None
+        place = f"{found.title} {device.name} {device.compute_capability} {probed.version}"
+        self._check_itself(plan, place)
 
     def prefill(self, tokens: Int64Array) -> StepResult:
         """Append tokens as a causal chain in chunks; see `protocol.Engine.prefill`."""
@@ -186,6 +193,16 @@ class TensorRTEngine(SingleSequence):
             else:
                 self._shared.cache.compact(self._length, slots)
         self._length += len(slots)
+
+    def _check_itself(self, plan: Path, place: str) -> None:
+        """Run the fingerprint's self-test, once for each plan, library, device and driver."""
+        record = self._record
+        key = f"{record.plan.sha256} {place}"
+        if record.self_test is None or passed_before(key):
+            return
+        again = record.rebuild_command(plan)
+        check_self_test(self, record.self_test, record.float_type, again=again)
+        note_passed(key)
 
     def _deserialise(self, library: TensorRTLibrary, plan: bytes) -> tuple[Any, Any]:
         runtime = library.module.Runtime(self._logger)

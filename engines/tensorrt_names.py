@@ -65,6 +65,7 @@ REQUIRED = (
 # asked for with hasattr, or used only where another name says that they are there
 DETECTED = (
     "ComputeCapability.SM86",
+    "BuilderFlag.REFIT_IDENTICAL",
     "IAttentionInputLayer.attention",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
@@ -72,4 +73,10 @@ DETECTED = (
     "INetworkDefinition.add_attention",
     "INetworkDefinition.add_kv_cache_update",
     "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
+    # engines/tensorrt_refit.py
+    "OnnxParserRefitter.get_error",
+    "OnnxParserRefitter.num_errors",
+    "OnnxParserRefitter.refit_from_file",
+    "Refitter.get_missing_weights",
+    "Refitter.refit_cuda_engine",
 )

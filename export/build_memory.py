@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lade_edge.engines import ExportError, ModelSpec
+from lade_edge.engines import Bundle, ExportError, ModelSpec
 
 # Fitted to TensorRT-RTX 1.7 on a CPU: SmolLM2-135M (269 MB of fp16 weights) peaks at 1,308 MB in the
 # in_place form and at 1,507 MB as rows with one profile, at 2,190 MB with eight; a model of a few kB at
-# 255 MB. Full TensorRT is not measured.
+# 255 MB; its int8 form, 192 MB of weights, at 1,325 MB or less. Full TensorRT is not measured.
 _BASE_BYTES = 260_000_000
 _PER_WEIGHT_BYTE = 4.7
 _PER_WEIGHT_BYTE_OF_SEVERAL = 7.3
+_PER_REFERENCE_BYTE = 2.0  # ONNX Runtime keeps weights a second time, packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +25,20 @@ class BuildMemory:
         kv_cache: Of all layers, as the plan will run.
         workspace: What the builder was allowed for a layer; 0 where it was left open.
         profiles: Optimisation profiles; several take more than one.
+        floats: Bytes of integer weights as float16, in which a builder may hold them; else 0.
     """
 
     weights: int
     kv_cache: int
     workspace: int
     profiles: int = 1
+    floats: int = 0
 
     @property
     def peak(self) -> int:
         """Host memory while building."""
         factor = _PER_WEIGHT_BYTE if self.profiles == 1 else _PER_WEIGHT_BYTE_OF_SEVERAL
-        return _BASE_BYTES + int(factor * self.weights) + self.workspace
+        return _BASE_BYTES + int(factor * max(self.weights, self.floats)) + self.workspace
 
     def sentence(self) -> str:
         """The estimate for people."""
@@ -51,6 +54,7 @@ def estimate(
     element_bytes: int,
     workspace_mb: int | None,
     profiles: int = 1,
+    floats: int = 0,
 ) -> BuildMemory:
     """Estimate the memory of a build.
 
@@ -61,6 +65,7 @@ def estimate(
         element_bytes: Of the cache: 2 for fp16.
         workspace_mb: Limit given to the builder, or None.
         profiles: How many profiles the plan gets.
+        floats: Bytes of integer weights as float16, 0 where none are integers.
     """
     rows = 2 * spec.num_layers * spec.num_kv_heads * slots
     return BuildMemory(
@@ -68,6 +73,7 @@ def estimate(
         kv_cache=rows * spec.head_size * element_bytes,
         workspace=(workspace_mb or 0) << 20,
         profiles=profiles,
+        floats=floats,
     )
 
 
@@ -82,6 +88,18 @@ def refuse_too_large(memory: BuildMemory, available: int | None) -> None:
             f"the build takes about {_mb(memory.peak)} and {_mb(available)} are available; close "
             "other programs, add swap, or try all the same with --force"
         )
+
+
+def reference_fits(*bundles: Bundle) -> bool:
+    """Whether float32 graphs can be run on the CPU together, as far as the system says."""
+    available = available_memory()
+    weights = sum(path.stat().st_size for bundle in bundles for path in _files(bundle))
+    return available is None or _PER_REFERENCE_BYTE * weights < available
+
+
+def _files(bundle: Bundle) -> list[Path]:
+    path = bundle.graph_path
+    return [p for p in (path, path.with_name(f"{path.name}.data")) if p.is_file()]
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:

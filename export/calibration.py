@@ -90,10 +90,10 @@ def collect_statistics(
     *,
     with_moments: bool,
 ) -> Iterator[dict[str, InputStatistics]]:
-    """Run a lowered float32 graph over sequences and watch values in it.
+    """Run a lowered or canonical float32 graph over sequences and watch values in it.
 
     Args:
-        graph_file: The graph, with its data file beside it.
+        graph_file: The graph, with its data file beside it, in a folder that may be written to.
         spec: Shape of the model.
         sequences: From `tokenise`.
         widths: Channels K of each value to watch, by its name.
@@ -185,6 +185,9 @@ class _Runner:
         self._inputs = {value.name for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._window = spec.sliding_window or longest
+        self._columns = (
+            longest if "write_index" in self._inputs else None
+        )  # all slots, or those used
         shape = (1, spec.num_kv_heads, longest, spec.head_size)
         self._caches = {
             f"{kind}_cache.{layer}": np.zeros(shape, np.float32)
@@ -204,8 +207,9 @@ class _Runner:
             "logit_rows": positions,
             "seqlens_k": np.array([length - 1], np.int32),
             "total_length": np.array([length], np.int32),
-            "attn_mask": _additive(causal),
-            "attn_mask_window": _additive(recent),
+            "write_index": np.zeros(1, np.int64),
+            "attn_mask": _additive(causal, self._columns or length),
+            "attn_mask_window": _additive(recent, self._columns or length),
             **self._caches,
         }
         binding = self._session.io_binding()
@@ -226,6 +230,7 @@ class _Runner:
         return {name: results[name].numpy() for name in self._names}
 
 
-def _additive(visible: BoolArray) -> Float32Array:
-    mask: Float32Array = np.where(visible, np.float32(0), _MASKED)[None, None]
+def _additive(visible: BoolArray, columns: int) -> Float32Array:
+    mask = np.full((1, 1, len(visible), columns), _MASKED)
+    mask[0, 0, :, : len(visible)][visible] = 0
     return mask

@@ -57,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--precision", choices=("fp32", "fp16", "int8", "int4"), default="fp32",
         help="fp16 halves the file and computes in fp32; int8 and int4 quantise the graph for "
         "onnxruntime, int8 nearly without loss and fastest for several tokens a step, int4 smallest; "
-        "from a GGUF file int4 takes its integers as they are (default: %(default)s)",
+        "from a GGUF file int4 takes its integers as they are; a plan computes in fp16 and its int8 "
+        "and int4 hold for weights (default: %(default)s, of a plan fp16)",
     )  # fmt: skip
     parser.add_argument(
         "--calibrate", type=Path, metavar="FILE",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from lade_edge.engines.protocol import Float32Array
-from lade_edge.export.graph_edit import int_attribute, is_weight, producer_of
+from lade_edge.export.graph_edit import int_attribute, is_permutation, is_weight, producer_of
 
 _ROUTING = frozenset({"Softmax", "TopK"})
 
@@ -20,7 +20,7 @@ class Linear:
     """A product of rows with a stored matrix.
 
     Attributes:
-        node: ``MatMul``, or ``FusedMatMul`` with ``transB``.
+        node: ``MatMul``, or ``FusedMatMul`` with ``transB``; a tied head may have a Transpose between.
         source: ``(1, rows, K)``, the value multiplied.
         weight: The stored matrix, ``(K, N)``, or ``(N, K)`` where it is a turned one.
         turned: Whether it is stored as ``(N, K)``, the layout of a token table.
@@ -70,13 +70,15 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
 
 def _linears(graph: ir.Graph) -> Iterator[Linear]:
     for node in graph:
-        if node.op_type == "MatMul":
-            turned = False
-        elif node.op_type == "FusedMatMul" and int_attribute(node, "transB"):
-            turned = True
-        else:
+        if node.op_type not in ("MatMul", "FusedMatMul"):
             continue
         source, weight = node.inputs[:2]
+        turned = node.op_type == "FusedMatMul"
+        if turned and not int_attribute(node, "transB"):
+            continue
+        transpose = producer_of(weight, "Transpose")
+        if transpose is not None and is_permutation(transpose, (1, 0)):
+            weight, turned = transpose.inputs[0], not turned
         if source is None or weight is None or not is_weight(weight, rank=2):
             continue
         if weight.dtype != ir.DataType.FLOAT or _routes(node.outputs[0]):

@@ -5,7 +5,7 @@
     Attention into the fused one, which TensorRT has since 10.15 and TensorRT-RTX.
 
 ``rows``
-    Primitives of opset 17 only, for parsers without those layers (TensorRT 10.3 to 10.14) or with
+    Primitives of opset 17 only (19 with weights in int8), for parsers without those layers (TensorRT 10.3 to 10.14) or with
     models they don't take. The graph reads the cache and never writes it: it returns the step's new
     rows, ``kv_rows`` (2 L, H_kv, T, D), and the adapter copies those that are kept. So nothing is
     copied for a token that is rejected, and no second cache is needed. Scores over the cache and over
@@ -22,16 +22,17 @@ from lade_edge.engines import ExportError
 from lade_edge.engines.plan import IN_PLACE, KV_ROWS, ROWS
 from lade_edge.export.decompose import SINGLE, Decomposer, decompose
 from lade_edge.export.graph_edit import float_attribute, producer_of
+from lade_edge.export.lower_qdq import COLUMNS_OPSET
 
 ROWS_OPSET = 17
-_ROWS_IR_VERSION = 8
+_IR_VERSIONS = {ROWS_OPSET: 8, COLUMNS_OPSET: 9}
 _SLOTS = "num_slots"  # the constant S, filled in at the end
 _FAR = 2**31 - 1
 _MASKS = {"attn_mask": "step_mask", "attn_mask_window": "step_mask_window"}
 # Operators with a Y in docs/operators.md of onnx-tensorrt for TensorRT 8.5 ("up to Opset 17"), the
 # newest such table at hand that is older than 10.3; no release since has taken one of them away.
 PARSER_OPERATORS = frozenset({
-    "Add", "Cast", "Clip", "Concat", "Cos", "Div", "Equal", "Erf", "Exp", "Expand", "Gather",
+    "Add", "Cast", "Clip", "Concat", "Cos", "DequantizeLinear", "Div", "Equal", "Erf", "Exp", "Expand", "Gather",
     "GatherElements", "GatherND", "Gemm", "Identity", "MatMul", "Mul", "Neg", "Pow", "Range",
     "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Reshape", "ScatterElements",
     "ScatterND", "Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sqrt", "Squeeze", "Sub",
@@ -43,7 +44,7 @@ def lower_for_tensorrt(model: ir.Model, *, form: str, slots: int) -> None:
     """Rewrite a canonical graph, in place.
 
     Args:
-        model: Canonical graph, float32 or strongly typed float16.
+        model: Canonical graph, float32 or strongly typed float16, its weights perhaps in QDQ form.
         form: ``in_place`` or ``rows``.
         slots: ``S``, rows of the cache: capacity and the widest step together.
 
@@ -168,20 +169,38 @@ def _fix_slots(graph: ir.Graph, slots: int) -> None:
 
 def _stamp(model: ir.Model) -> None:
     """Declare opset and IR version, having checked every operator against the parser's table."""
+    quantized = any(node.op_type == "DequantizeLinear" for node in model.graph)
+    opset = COLUMNS_OPSET if quantized else ROWS_OPSET
+    if quantized:
+        _give_axes_as_inputs(model.graph)
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx") or not _parsed(node):
+        if node.domain not in ("", "ai.onnx") or not _parsed(node, opset):
             raise ExportError(
-                f"operator {node.op_type} at {node.name} is not in opset {ROWS_OPSET} of TensorRT's "
+                f"operator {node.op_type} at {node.name} is not in opset {opset} of TensorRT's "
                 "older parsers; this model needs TensorRT 10.15 or later"
             )
-    model.graph.opset_imports[""] = ROWS_OPSET
-    model.ir_version = _ROWS_IR_VERSION
+    model.graph.opset_imports[""] = opset
+    model.ir_version = _IR_VERSIONS[opset]
 
 
-def _parsed(node: ir.Node) -> bool:
+def _give_axes_as_inputs(graph: ir.Graph) -> None:
+    """Since opset 18 reductions take their axes as an input."""
+    make = Decomposer(graph)
+    for node in list(graph):
+        if node.op_type.startswith("Reduce") and "axes" in node.attributes:
+            axes = make.integers(*node.attributes["axes"].as_ints())
+            others = {name: a for name, a in node.attributes.items() if name != "axes"}
+            attributes = {name: attribute.value for name, attribute in others.items()}
+            make.edit.replace(
+                node.outputs[0], make.op(node.op_type, node.inputs[0], axes, **attributes)
+            )
+    make.edit.finish()
+
+
+def _parsed(node: ir.Node, opset: int) -> bool:
     if node.op_type not in PARSER_OPERATORS:
         return False
-    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=ROWS_OPSET)
+    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset)
     return set(node.attributes) <= set(schema.attributes) and len(node.inputs) <= schema.max_input
 
 

@@ -21,13 +21,15 @@ _OWN = (
     "--widths", "--workspace", "--timing-cache", "--hardware-compatible", "--version-compatible",
     "--strip-weights", "--device", "--force", "--profile-per-width",
 )  # fmt: skip
-_FOREIGN = ("--slim", "--no-check", "--calibrate", "--allow-quality-loss")
+_FOREIGN = ("--slim", "--no-check")
 _MEANING = {
     "load": "reading the source",
     "trace": "tracing the model",
     "fuse": "fusing norms and rotary embeddings",
     "save": "saving the canonical graph",
     "check": "comparing with the reference",
+    "quantize": "quantising the weights and measuring what that costs",
+    "reference": "decoding the self-test's reference",
     "lower": "lowering for TensorRT",
     "write": "writing the plan",
 }
@@ -62,7 +64,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a plan that later minor versions of TensorRT run",
     )  # fmt: skip
     group.add_argument(
-        "--strip-weights", action="store_true", help="leave the weights out of the plan"
+        "--strip-weights",
+        action="store_true",
+        help="leave the weights out of the plan; they are put back at load from NAME.plan.onnx",
     )
     group.add_argument(
         "--device", action="append", default=[], metavar="smXX",
@@ -143,6 +147,8 @@ def _options(arguments: argparse.Namespace, given: Collection[str]) -> PlanOptio
         capacity=arguments.capacity,
         widths=arguments.widths or DEFAULT_WIDTHS,
         profile_per_width=arguments.profile_per_width,
+        calibrate=arguments.calibrate,
+        allow_quality_loss=arguments.allow_quality_loss,
         builder=BuilderOptions(
             workspace_mb=arguments.workspace,
             timing_cache=arguments.timing_cache,
@@ -200,5 +206,10 @@ def _print_report(report: PlanReport) -> None:
     chunks = ", ".join(str(p.width) for p in record.buckets if p.rows != p.width)
     out(f"  steps of {widths} tokens{f', prompts in chunks of {chunks}' if chunks else ''}; ")
     out(f"capacity {record.capacity}\n")
+    if record.quality is not None:
+        out(
+            f"  quality against fp32: perplexity ratio {record.quality.perplexity_ratio:.4f}, same "
+            f"best token {record.quality.top1_agreement:.1%}, over {record.quality.tokens} tokens\n"
+        )
     for note in report.notes:
         _say(f"note: {note}")

@@ -14,9 +14,11 @@ import onnx_ir as ir
 
 from lade_edge.engines import Bundle, ConfigError, ExportError, describe_file, open_bundle
 from lade_edge.engines.cuda_driver import probe_driver
+from lade_edge.engines.manifest import FileEntry
 from lade_edge.engines.plan import (
     IN_PLACE,
     PLAN_SUFFIX,
+    PRECISIONS,
     ROWS,
     PlanBucket,
     PlanProfile,
@@ -28,8 +30,16 @@ from lade_edge.engines.plan_check import graph_digest
 from lade_edge.engines.tensorrt_library import TensorRTLibrary, import_tensorrt
 from lade_edge.export.atomic_folder import partial_folder
 from lade_edge.export.build_memory import available_memory, estimate, refuse_too_large
+from lade_edge.export.golden import reference_continuation
 from lade_edge.export.half_precision import check_range, convert_to_half
+from lade_edge.export.lower_qdq import BLOCKS_OPSET, COLUMNS_OPSET
 from lade_edge.export.lower_tensorrt import lower_for_tensorrt
+from lade_edge.export.plan_quantization import (
+    QUANTIZED,
+    QuantizedGraph,
+    growth_note,
+    quantize_for_plan,
+)
 from lade_edge.export.tensorrt_build import (
     BuilderOptions,
     PlanBuilder,
@@ -52,7 +62,9 @@ class PlanOptions:
     """What plan to make.
 
     Attributes:
-        precision: ``fp16``, or ``fp32`` for comparisons.
+        precision: ``fp16``; ``int8`` or ``int4`` for the weights alone; ``fp32`` for comparisons.
+        calibrate: Text that the model reads before ``int4`` rounds; None takes the exporter's own.
+        allow_quality_loss: Keep integers whatever they cost.
         capacity: Tokens of prompt and output together; None takes the graph's default.
         widths: Widths at which steps run, in tokens; others are padded to the next.
         prefill: Tokens of a prompt's chunk.
@@ -69,6 +81,8 @@ class PlanOptions:
     """
 
     precision: str = "fp16"
+    calibrate: Path | None = None
+    allow_quality_loss: bool = False
     capacity: int | None = None
     widths: tuple[int, ...] = DEFAULT_WIDTHS
     prefill: int = PREFILL_WIDTH
@@ -80,10 +94,16 @@ class PlanOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp16", "fp32"):
+        if self.precision not in PRECISIONS:
             raise ConfigError(
-                f"--precision {self.precision} has no TensorRT form yet; choose fp16 or fp32"
+                f"--precision {self.precision} is unknown; choose {', '.join(PRECISIONS)}"
             )
+        if self.calibrate is not None and self.precision != "int4":
+            raise ConfigError(
+                f"--calibrate is for --precision int4: {self.precision} of a plan needs no text; drop it"
+            )
+        if self.calibrate is not None and not self.calibrate.is_file():
+            raise ConfigError(f"--calibrate {self.calibrate} is no file; expected a text")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"--capacity is {self.capacity}, expected at least 1")
         if not self.widths or not all(1 <= width <= _WIDEST for width in self.widths):
@@ -176,6 +196,7 @@ def _library(options: PlanOptions) -> TensorRTLibrary:
     wanted = ("tensorrt_rtx",) if options.builder.devices else ("tensorrt", "tensorrt_rtx")
     library = import_tensorrt(*((options.flavour,) if options.flavour else wanted))
     check_options(library, options.builder)
+    _forms(library, options)
     if not library.is_rtx:
         driver = probe_driver()
         if not driver.devices:
@@ -227,15 +248,28 @@ def _build(
     slots = -(-(capacity + max(options.widths)) // _SLOT_UNIT) * _SLOT_UNIT
     buckets = options.buckets(slots)
     profiles = options.profiles(buckets)
-    stage("lower", 0, 1)
     notes: list[str] = []
-    builder, form, weights = _parse(bundle, work, library, options, slots, notes)
-    element = 2 if options.precision == "fp16" else 4
-    memory = estimate(weights, spec, slots, element, options.builder.workspace_mb, len(profiles))
+    quantized = None
+    if options.precision in QUANTIZED:
+        stage("quantize", 0, 1)
+        quantized = _quantize(bundle, work, options)
+        notes += quantized.notes
+    to_lower = bundle if quantized is None else quantized.bundle
+    stage("reference", 0, 1)
+    self_test = reference_continuation(to_lower, bundle.folder / "tokenizer.json", notes)
+    stage("lower", 0, 1)
+    builder, form, weights = _parse(to_lower, work, library, options, slots, notes, out.name)
+    element = 4 if options.precision == "fp32" else 2
+    halves = 0 if quantized is None else bundle.weight_bytes // 2
+    memory = estimate(
+        weights, spec, slots, element, options.builder.workspace_mb, len(profiles), halves
+    )
     say(memory.sentence())
     if not options.force:
         refuse_too_large(memory, available_memory())
     built = builder.build(profiles, options.builder, stage)
+    if quantized is not None and not options.builder.strip_weights:
+        notes += growth_note(memoryview(built.content).nbytes, weights, halves)
     stage("write", 0, 1)
     plan = work / out.name
     with plan.open("wb") as stream:
@@ -263,9 +297,12 @@ def _build(
         eos_token_ids=bundle.manifest.eos_token_ids,
         plan=describe_file(plan),
         options=_words(options),
+        quality=None if quantized is None else quantized.quality,
+        self_test=self_test,
+        weights=_kept_weights(plan) if options.builder.strip_weights else None,
     )
     fingerprint_path(plan).write_text(plan_record_text(record), encoding="utf-8")
-    _put_in_place(plan, out, bundle)
+    _put_in_place(plan, out, bundle, record)
     return PlanReport(
         plan=out,
         record=record,
@@ -282,11 +319,15 @@ def _parse(
     options: PlanOptions,
     slots: int,
     notes: list[str],
+    name: str,
 ) -> tuple[PlanBuilder, str, int]:
-    """The first form that the library's parser takes, and the size of its weights."""
-    forms = (options.form,) if options.form else preferred_forms(library)
+    """The first form that the library's parser takes, and the size of its weights.
+
+    The lowered graph is left in ``work`` as ``NAME.plan.onnx``: a stripped plan is refitted from it.
+    """
+    forms = _forms(library, options)
     for form in forms:
-        path = work / f"{form}.onnx"
+        path = work / f"{name}.onnx"
         weights = _save_lowered(bundle, path, form, options.precision, slots)
         try:
             return PlanBuilder(library, path), form, weights
@@ -297,10 +338,39 @@ def _parse(
     raise ValueError("no form to try")
 
 
+def _forms(library: TensorRTLibrary, options: PlanOptions) -> tuple[str, ...]:
+    """Forms to try, in order.
+
+    Raises:
+        ConfigError: If the precision has none that this library takes.
+    """
+    forms = (options.form,) if options.form else preferred_forms(library)
+    if options.precision != "int4":
+        return forms
+    if IN_PLACE not in forms:
+        raise ConfigError(
+            f"--precision int4 is blocks of opset {BLOCKS_OPSET} and the rows form, which is what "
+            f"{library.title} takes, has opset {COLUMNS_OPSET}; use int8, or TensorRT 10.15 or later"
+        )
+    return (IN_PLACE,)
+
+
+def _quantize(bundle: Bundle, work: Path, options: PlanOptions) -> QuantizedGraph:
+    folder = work / "quantized"
+    folder.mkdir()
+    return quantize_for_plan(
+        bundle,
+        folder,
+        options.precision,
+        options.calibrate,
+        allow_loss=options.allow_quality_loss,
+    )
+
+
 def _save_lowered(bundle: Bundle, path: Path, form: str, precision: str, slots: int) -> int:
     """Write the lowered graph; returns the bytes of its weights."""
     model = ir.load(bundle.graph_path)
-    if precision == "fp16":
+    if precision != "fp32":
         check_range(model.graph)
         convert_to_half(model.graph)
     lower_for_tensorrt(model, form=form, slots=slots)
@@ -318,6 +388,8 @@ def _capabilities(library: TensorRTLibrary, options: PlanOptions) -> tuple[str, 
 def _words(options: PlanOptions) -> tuple[str, ...]:
     """Options as a rebuild needs them, but those that always go along."""
     words = ["--precision", options.precision] if options.precision != "fp16" else []
+    words += ["--calibrate", str(options.calibrate)] if options.calibrate else []
+    words += ["--allow-quality-loss"] if options.allow_quality_loss else []
     if options.widths != DEFAULT_WIDTHS:
         words += ["--widths", ",".join(map(str, options.widths))]
     words += ["--profile-per-width"] if options.profile_per_width else []
@@ -358,8 +430,14 @@ def _refuse_another_model(bundle: Bundle, out: Path) -> None:
             )
 
 
-def _put_in_place(plan: Path, out: Path, bundle: Bundle) -> None:
-    """Sidecars first, then the plan, then the fingerprint without which nothing loads it."""
+def _kept_weights(plan: Path) -> dict[str, FileEntry]:
+    """The lowered graph that a stripped plan's weights are put back from, and its data."""
+    names = (f"{plan.name}.onnx", f"{plan.name}.onnx.data")
+    return {name: describe_file(plan.with_name(name)) for name in names}
+
+
+def _put_in_place(plan: Path, out: Path, bundle: Bundle, record: PlanRecord) -> None:
+    """Sidecars and stripped weights first, then the plan, then the fingerprint that it needs."""
     for name in _sidecars(bundle):
         target = out.parent / name
         if not target.exists():
@@ -367,5 +445,7 @@ def _put_in_place(plan: Path, out: Path, bundle: Bundle) -> None:
             part = plan.parent / "sidecar"
             shutil.copyfile(bundle.folder / name, part)
             part.replace(target)
+    for name in record.weights or ():
+        plan.with_name(name).replace(out.with_name(name))
     plan.replace(out)
     fingerprint_path(plan).replace(fingerprint_path(out))

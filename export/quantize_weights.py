@@ -80,16 +80,20 @@ class BlockWeights:
         )
 
 
-def quantize_columns(matrix: Float32Array) -> tuple[Int8Array, Float32Array]:
+def quantize_columns(
+    matrix: Float32Array, *, exact_in_half: bool = False
+) -> tuple[Int8Array, Float32Array]:
     """Round each column to int8 with a scale of its own.
 
     Args:
         matrix: ``(K, N)``.
+        exact_in_half: Only scales that float16 holds, all above 0.
 
     Returns:
         Integers ``(K, N)`` from -127 to 127 and scales ``(N,)``; a column of zeros has scale 0.
     """
     scales = (np.abs(matrix).max(axis=0) / _INT8_MAX).astype(np.float32)
+    scales = _next_half(scales) if exact_in_half else scales
     divisor = np.where(scales > 0, scales, np.float32(1))
     integers = np.clip(np.rint(matrix / divisor), -_INT8_MAX, _INT8_MAX).astype(np.int8)
     return integers, scales
@@ -130,7 +134,12 @@ def round_blocks(matrix: Float32Array, bits: int, block_size: int) -> BlockWeigh
 
 
 def quantize_blocks(
-    matrix: Float32Array, moments: Float32Array, bits: int, block_size: int
+    matrix: Float32Array,
+    moments: Float32Array,
+    bits: int,
+    block_size: int,
+    *,
+    symmetric: bool = False,
 ) -> BlockWeights:
     """Round so that products with what the layer really reads change least (GPTQ).
 
@@ -143,6 +152,7 @@ def quantize_blocks(
         moments: ``(K, K)`` float32, mean of ``x x^T`` over the layer's inputs.
         bits: 4 or 8.
         block_size: Weights along K that share a scale.
+        symmetric: No offsets, and scales above 0 that float16 holds: what TensorRT takes.
     """
     count = matrix.shape[1]
     weights = np.array(matrix, np.float32)
@@ -154,7 +164,7 @@ def quantize_blocks(
     for start in range(0, count, block_size):
         end = min(start + block_size, count)
         part = weights[:, start:end]
-        scale, offset = _best_range(part, importance[start:end], bits)
+        scale, offset = _best_range(part, importance[start:end], bits, symmetric=symmetric)
         scales[:, start // block_size], offsets[:, start // block_size] = scale, offset
         errors = np.zeros_like(part)
         for column in range(start, end):
@@ -165,7 +175,7 @@ def quantize_blocks(
             part[:, at + 1 :] -= np.outer(errors[:, at], inverse[column, column + 1 : end])
         weights[:, end:] -= errors @ inverse[start:end, end:]
     blocks = integers.reshape(len(weights), -1, block_size)
-    return BlockWeights(_stored(blocks, bits), scales, offsets, bits, count)
+    return BlockWeights(_stored(blocks, bits), scales, None if symmetric else offsets, bits, count)
 
 
 def _inverse_factor(moments: Float32Array) -> Float32Array:
@@ -178,16 +188,21 @@ def _inverse_factor(moments: Float32Array) -> Float32Array:
 
 
 def _best_range(
-    part: Float32Array, importance: Float32Array, bits: int
+    part: Float32Array, importance: Float32Array, bits: int, *, symmetric: bool
 ) -> tuple[Float32Array, Float32Array]:
     """``(N,)`` scales and offsets with the least weighted square error among a few."""
     low, high = part.min(axis=1), part.max(axis=1)
     half = 1 << (bits - 1)
+    if symmetric:
+        high = np.maximum(-low, high)
     best_scale = best_offset = np.zeros(len(part), np.float32)
     least = np.full(len(part), np.inf, np.float32)
     for share in _SHRINK:
-        scale = share * (high - low) / (2 * half - 1)
-        offset = (low + high) / 2 + scale / 2  # integers reach from -half to half - 1
+        if symmetric:
+            scale, offset = _next_half(share * high / (half - 1)), np.zeros_like(high)
+        else:
+            scale = share * (high - low) / (2 * half - 1)
+            offset = (low + high) / 2 + scale / 2  # integers reach from -half to half - 1
         rounded = _nearest(part - offset[:, None], scale[:, None], bits)
         error = part - rounded * scale[:, None] - offset[:, None]
         cost = (error * error) @ importance
@@ -196,6 +211,15 @@ def _best_range(
         best_offset = np.where(better, offset, best_offset)
         least = np.minimum(cost, least)
     return best_scale, best_offset
+
+
+def _next_half(scales: Float32Array) -> Float32Array:
+    """The next number of float16 from each one up, at least the smallest above 0."""
+    halves = scales.astype(np.float16)
+    halves = np.where(halves < scales, np.nextafter(halves, np.float16(np.inf)), halves)
+    least = np.finfo(np.float16).smallest_subnormal
+    found: Float32Array = np.maximum(halves, least).astype(np.float32)
+    return found
 
 
 def _full_range_scales(blocks: Float32Array, bits: int) -> Float32Array:

@@ -18,6 +18,7 @@ from typing import Any
 from lade_edge.engines import ConfigError, ExportError
 from lade_edge.engines.plan import IN_PLACE, ROWS, PlanProfile
 from lade_edge.engines.tensorrt_library import TensorRTLibrary, last_error, make_logger
+from lade_edge.engines.tensorrt_refit import lacks
 
 BuildProgress = Callable[[str, int, int], None]
 _MB = 1 << 20
@@ -87,10 +88,10 @@ def check_options(library: TensorRTLibrary, options: BuilderOptions) -> None:
                 f"--device is for TensorRT-RTX; {library.title} builds for the device it runs on, so "
                 "build on that machine"
             )
-        if options.strip_weights:
+        if options.strip_weights and lacks(library):
             raise ConfigError(
-                "--strip-weights isn't there yet: lade-run has no way to put the weights back; "
-                "drop the option"
+                f"{library.title} has no {lacks(library)}, which puts stripped weights back; drop "
+                "--strip-weights"
             )
         for wanted, name in _flags(options):
             if not hasattr(library.module.BuilderFlag, name):
@@ -273,6 +274,8 @@ def _flags(options: BuilderOptions) -> list[tuple[str, str]]:
     wanted = (
         (options.version_compatible, "--version-compatible", "VERSION_COMPATIBLE"),
         (options.strip_weights, "--strip-weights", "STRIP_PLAN"),
+        # the weights put back are those of the build: kernels may be chosen for them
+        (options.strip_weights, "--strip-weights", "REFIT_IDENTICAL"),
     )
     return [(option, flag) for asked, option, flag in wanted if asked]
 

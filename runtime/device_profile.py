@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lade_edge.engines.cache_folder import cache_folder
+
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import Engine
 
@@ -226,12 +228,6 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for measurements, by the XDG convention."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "lade"
 
 
 def _store(path: Path, profile: DeviceProfile) -> None:

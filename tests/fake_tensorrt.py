@@ -20,9 +20,11 @@ import numpy as np
 import onnxruntime
 
 from lade_edge.engines.cuda_driver import Device, Driver
+from lade_edge.engines.ort_session import EXACT_WEIGHTS
 from lade_edge.engines.tensorrt_library import TensorRTLibrary
 
 ALIGNMENT = 256
+STRIPPED = b"a plan without weights"
 _NUMPY = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -164,7 +166,8 @@ class _Context:
         for value in session.get_inputs():
             shape = self._shapes.get(value.name, value.shape)
             feeds[value.name] = self._array(value.name, shape, _NUMPY[value.type]).copy()
-        for value, result in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        results = self._engine.run_session(feeds)
+        for value, result in zip(session.get_outputs(), results, strict=True):
             self._array(value.name, result.shape, result.dtype)[...] = result
 
     def _array(self, name: str, shape: Any, dtype: Any) -> Any:
@@ -180,11 +183,22 @@ class FakeEngine:
 
     def __init__(self, api: FakeCudaApi, path: str) -> None:
         self.api = api
-        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        if path:  # a stripped plan holds none: it is loaded when it is refitted
+            self.load(path)
+
+    def load(self, path: str) -> None:
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry(EXACT_WEIGHTS, "1")
+        self.session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
         values = [*self.session.get_inputs(), *self.session.get_outputs()]
         self._types = {value.name: value.type for value in values}
         self._names = list(self._types)
         self.num_io_tensors = len(self._names)
+
+    def run_session(self, feeds: dict[str, Any]) -> Any:
+        return self.session.run(None, feeds)
 
     def get_tensor_name(self, index: int) -> str:
         return str(self._names[index])
@@ -197,6 +211,37 @@ class FakeEngine:
 
     def create_execution_context(self, strategy: int) -> _Context:
         return _Context(self)
+
+
+class FakeRefitter:
+    """A ``Refitter`` and what ``OnnxParserRefitter`` hands it; `UNSET` names weights nobody gave."""
+
+    UNSET: tuple[str, ...] = ()
+
+    def __init__(self, engine: FakeEngine, logger: Any) -> None:
+        self.engine = engine
+        self.path = ""
+
+    def get_missing_weights(self) -> list[str]:
+        return list(self.UNSET)
+
+    def refit_cuda_engine(self) -> bool:
+        self.engine.load(self.path)
+        return True
+
+
+class FakeParserRefitter:
+    num_errors = 0
+
+    def __init__(self, refitter: FakeRefitter, logger: Any) -> None:
+        self._refitter, self._logger = refitter, logger
+
+    def refit_from_file(self, path: str) -> bool:
+        self._refitter.path = path
+        if Path(path).stat().st_size:
+            return True
+        self._logger.log(FakeLogger.Severity.ERROR, "no graph in it")
+        return False
 
 
 class FakeLogger:
@@ -214,6 +259,8 @@ def fake_library(api: FakeCudaApi, version: str = "10.9.0") -> Callable[[str], T
             self._logger = logger
 
         def deserialize_cuda_engine(self, plan: bytes) -> FakeEngine | None:
+            if plan == STRIPPED:
+                return FakeEngine(api, "")
             path = Path(plan.decode())
             if not path.is_file():
                 self._logger.log(FakeLogger.Severity.ERROR, "magic tag doesn't match")
@@ -224,5 +271,7 @@ def fake_library(api: FakeCudaApi, version: str = "10.9.0") -> Callable[[str], T
         Runtime=Runtime,
         ILogger=FakeLogger,
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=2),
+        Refitter=FakeRefitter,
+        OnnxParserRefitter=FakeParserRefitter,
     )
     return lambda flavour: TensorRTLibrary(module, flavour, version)

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lade_edge.engines import describe_file, open_bundle
+from lade_edge.engines import Bundle, describe_file, open_bundle
 from lade_edge.engines.plan import (
     PlanBucket,
     PlanProfile,
@@ -36,11 +36,12 @@ def lower(source: Path, target: Path, form: str, precision: str, slots: int) -> 
 
 
 def make_plan(
-    canonical: Path, folder: Path, graph_form: str, precision: str = "fp32", **changes: Any
+    source: Path | Bundle, folder: Path, graph_form: str, precision: str = "fp32", **changes: Any
 ) -> Path:
     """A plan of capacity 100 with steps of up to 16 tokens and chunks of 32."""
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = open_bundle(canonical, verify=False).manifest
+    bundle = source if isinstance(source, Bundle) else open_bundle(source, verify=False)
+    manifest, canonical = bundle.manifest, bundle.graph_path
     graph = lower(canonical, folder / "lowered.onnx", graph_form, precision, 128)
     plan = folder / "tiny.plan"
     plan.write_text(str(graph.resolve()))

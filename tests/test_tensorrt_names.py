@@ -26,6 +26,7 @@ def there(name):
     return True
 print(json.dumps([name for name in json.loads(sys.argv[2]) if there(name)]))
 """
+REFIT = {"BuilderFlag.REFIT_IDENTICAL", *(n for n in DETECTED if "Refitter" in n)}
 IN_PLACE = {"INetworkDefinition.add_attention", "INetworkDefinition.add_kv_cache_update"}
 
 
@@ -52,6 +53,7 @@ def test_bindings(version: str, in_place: bool) -> None:
     found = found_in(sys.executable, "tensorrt_bindings", folder)
     assert set(REQUIRED) - found == set()
     assert (found >= IN_PLACE) == in_place
+    assert len(REFIT) == 6 and found >= REFIT
     assert "ComputeCapability.SM86" not in found
 
 

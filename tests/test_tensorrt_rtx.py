@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lade_edge.engines import open_bundle
+from lade_edge.engines import ManifestError, open_bundle
 from lade_edge.engines.plan import read_plan_record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,6 +110,30 @@ def test_refusals_leave_nothing(tiny_bundle: Path, tmp_path: Path) -> None:
     )
     assert "a plan is built from a canonical one" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_stripped_weights_lie_beside_the_plan(tiny_bundle: Path, tmp_path: Path) -> None:
+    """TensorRT-RTX can't strip, so its plan keeps them; what is put beside it is the same."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from lade_edge.export import plan_export, tensorrt_build\n"
+        "from lade_edge.export.tensorrt_build import BuilderOptions\n"
+        "plan_export.check_options = lambda library, options: None\n"
+        "tensorrt_build._flags = lambda options: []\n"
+        "options = plan_export.PlanOptions(capacity=100, builder=BuilderOptions(strip_weights=True))\n"
+        "plan_export.export_plan(sys.argv[1], Path(sys.argv[2]), options)\n"
+    )
+    out = tmp_path / "new" / "a.plan"
+    run_rtx("-c", script, str(tiny_bundle / "model.onnx"), str(out))
+    record = read_plan_record(out)
+    assert list(record.weights or {}) == ["a.plan.onnx", "a.plan.onnx.data"]
+    assert "--strip-weights" in record.rebuild_command(out)
+    assert open_bundle(out).graph.file == "a.plan"
+    assert record.self_test is not None
+    (out.parent / "a.plan.onnx").unlink()
+    with pytest.raises(ManifestError, match=r"a\.plan\.onnx is missing beside it"):
+        open_bundle(out)
 
 
 def test_cuda_python_takes_our_arguments() -> None:

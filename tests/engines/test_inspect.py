@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lade_edge.engines.inspect_cli import main
+from lade_edge.engines.self_test import LENGTH, SelfTest
 from plans import make_plan
 
 
@@ -21,12 +22,14 @@ def test_a_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_plan(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = make_plan(tiny_bundle / "model.onnx", tmp_path, "rows")
+    test = SelfTest(prompt=(1,), ids=(2,) * LENGTH, margins=(0.5, *[0.01] * (LENGTH - 1)))
+    plan = make_plan(tiny_bundle / "model.onnx", tmp_path, "rows", precision="fp16", self_test=test)
     assert main([str(plan)]) == 0
     out = capsys.readouterr().out
     assert "buckets: 1x1, 2x2, 4x4, 8x8, 16x16, 32x1" in out
     assert "compute capabilities: 8.7" in out
     assert "rebuild: lade-export" in out
+    assert f"self test: {LENGTH} tokens, 1 of them clear enough to count" in out
     plan.write_bytes(b"other")
     assert main([str(plan)]) == 1
     assert "its fingerprint says" in capsys.readouterr().err

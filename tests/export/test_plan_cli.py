@@ -147,18 +147,6 @@ def test_memory_is_refused_with_figures(tiny_bundle: Path, tmp_path: Path) -> No
         build_memory.refuse_too_large(found, available)
     build_memory.refuse_too_large(found, None)
     assert build_memory.estimate(269_000_000, spec, 128, 2, 256, 8).peak > found.peak
-
-
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_a_quantised_plan_is_refused_not_built_in_another_precision(
-    precision: str,
-    tiny_bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [str(tiny_bundle / "model.onnx"), "-o", "a.plan", "--precision", precision]
-    assert main(words) == 1
-    assert f"--precision {precision} has no TensorRT form yet" in said(capsys)
-    assert list(tmp_path.iterdir()) == []
+    integers = build_memory.estimate(192_000_000, spec, 128, 2, 256, floats=269_000_000)
+    assert integers.peak == found.peak
+    assert "weights 192 MB" in integers.sentence()
