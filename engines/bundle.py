@@ -109,6 +109,10 @@ def _choose_graph(manifest: Manifest, path: Path | None) -> GraphEntry:
             return graph
     if path is None:
         raise ManifestError("lade.json names no graph that can be run; export the model again")
+    if path.name in known:
+        raise ManifestError(
+            f"lade.json names the graph {path.name} and no digest of it; export the model again"
+        )
     raise ManifestError(
         f"{path.name} is not a graph of its bundle, which has {', '.join(known) or 'none'}; "
         "name one of these or the folder"

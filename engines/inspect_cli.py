@@ -101,7 +101,9 @@ def _describe_bundle(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "lade": manifest.lade_version,
         "model": asdict(manifest.model),
         "capacity": manifest.capacity,
-        "kv_bytes_per_token": _bytes_per_token(manifest, 4),
+        "kv_bytes_per_token": _bytes_per_token(
+            manifest, 2 if manifest.graphs and manifest.graphs[0].float_type == "float16" else 4
+        ),
         "eos_token_ids": list(manifest.eos_token_ids),
         "graphs": [_describe_graph(manifest, graph) for graph in manifest.graphs],
         "plans": [_describe_plan(plan, read_plan_record(plan)) for plan in plans],

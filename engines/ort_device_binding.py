@@ -180,7 +180,7 @@ def tensorrt_provider_options(
     """Options of ONNX Runtime's TensorRT provider: one profile over all widths, engines kept on disk.
 
     Without a profile the provider builds again, for up to minutes, whenever a shape leaves the range
-    it has seen (onnxruntime#12120, #16889).
+    it has seen.
 
     Args:
         model: Shape of the model.

@@ -91,7 +91,9 @@ def check_capacity(record: PlanRecord, plan: Path, capacity: int | None) -> int:
         CapacityError: If the plan was built for less.
     """
     asked = record.capacity if capacity is None else capacity
-    if not 1 <= asked <= record.capacity:
+    if asked < 1:
+        raise CapacityError(f"--capacity is {asked}, expected 1 to {record.capacity}")
+    if asked > record.capacity:
         command = record.rebuild_command(plan).replace(
             f"--capacity {record.capacity}", f"--capacity {asked}"
         )

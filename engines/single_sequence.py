@@ -43,8 +43,11 @@ class SingleSequence:
 
         Raises:
             CapacityError: If it doesn't fit.
+            ValueError: If there are no tokens.
         """
-        if num_tokens < 1 or self._length + num_tokens > self._spec.capacity:
+        if num_tokens < 1:
+            raise ValueError("a prefill has at least one token")
+        if self._length + num_tokens > self._spec.capacity:
             raise CapacityError(
                 f"{num_tokens} tokens after {self._length} committed ones don't fit the capacity "
                 f"of {self._spec.capacity}; raise --capacity or shorten the prompt"

@@ -21,7 +21,7 @@ from lade_edge.engines.bundle import Bundle
 from lade_edge.engines.cuda_driver import Driver, probe_driver
 from lade_edge.engines.cuda_runtime import CudaRuntime
 from lade_edge.engines.device_cache import DeviceKVCache
-from lade_edge.engines.errors import CapacityError, EngineError
+from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.plan import (
     IN_PLACE,
     KV_ROWS,
@@ -89,7 +89,7 @@ class TensorRTEngine(SingleSequence):
         record = read_plan_record(plan)
         capacity = check_capacity(record, plan, capacity)
         if max_width < 1:
-            raise ValueError("a step has at least one token")
+            raise ConfigError(f"max_width is {max_width}, expected at least 1 token a step")
         found = library(record.flavour)
         check_version(record, plan, found.version)
         probed = driver()

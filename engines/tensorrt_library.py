@@ -88,7 +88,7 @@ def make_logger(module: Any) -> Any:
 
 
 def last_error(logger: Any, otherwise: str) -> str:
-    """The last error logged, without its source position."""
+    """The last error logged, its first 300 characters."""
     if not logger.errors:
         return otherwise
     return str(logger.errors[-1])[:300]

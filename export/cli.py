@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lade_edge.engines.command import CommandParser, run_command
-from lade_edge.engines.errors import LadeError
+from lade_edge.engines.errors import LadeError, ParityError
 from lade_edge.export import plan_cli
 from lade_edge.export.progress import progress_bar
 
@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--precision", choices=("fp32", "fp16", "int8", "int4"), default="fp32",
-        help="fp16 halves the file and computes in fp32; int8 and int4 quantise the graph for "
+        help="fp16 halves the file, for onnxruntime it computes in fp32; int8 and int4 quantise the graph for "
         "onnxruntime, int8 nearly without loss and fastest for several tokens a step, int4 smallest; "
         "from a GGUF file int4 takes its integers as they are; a plan computes in fp16 and its int8 "
         "and int4 hold for weights (default: %(default)s, of a plan fp16)",
@@ -119,8 +119,11 @@ def _export(arguments: argparse.Namespace) -> ExportReport:
         overwrite=arguments.overwrite,
         check=arguments.check,
     )
-    with _stages() as advance:
-        return export_model(arguments.source, arguments.output, options, advance)
+    try:
+        with _stages() as advance:
+            return export_model(arguments.source, arguments.output, options, advance)
+    except ParityError as error:
+        raise ParityError(f"{error}; the export was not kept (--no-check keeps it)") from error
 
 
 @contextmanager
@@ -141,7 +144,9 @@ def _stages() -> Iterator[Callable[[str], None]]:
 def _print_report(report: ExportReport) -> None:
     manifest = report.manifest
     model = manifest.model
-    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * 4
+    float_type = manifest.graphs[0].float_type
+    element_bytes = 2 if float_type == "float16" else 4
+    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * element_bytes
     print(f"{report.folder}: {model.architecture}, {model.num_layers} layers")
     for graph in manifest.graphs:
         names = (graph.file, f"{graph.file}.data")
@@ -157,7 +162,7 @@ def _print_report(report: ExportReport) -> None:
         print(f"  {_quality_line(report)}")
     print(
         f"  KV cache {manifest.capacity} slots, {manifest.capacity * slot_bytes / 1e6:,.0f} MB "
-        "in fp32; end ids " + (", ".join(map(str, manifest.eos_token_ids)) or "none")
+        f"in {float_type}; end ids " + (", ".join(map(str, manifest.eos_token_ids)) or "none")
     )
     total = sum(report.stages_s.values())
     stages = ", ".join(f"{name} {seconds:.0f}" for name, seconds in report.stages_s.items())

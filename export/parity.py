@@ -88,8 +88,7 @@ def check_parity(
     if not found[worst] <= tolerance:
         raise ParityError(
             f"{engine.spec.name} differs from the reference by {found[worst]:.2g} of the largest "
-            f"logit in the {worst} step, expected at most {tolerance:g}; the export was not kept "
-            "(--no-check keeps it)"
+            f"logit in the {worst} step, expected at most {tolerance:g}"
         )
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import tempfile
 import time
@@ -28,6 +27,7 @@ from lade_edge.engines import (
     write_manifest,
 )
 from lade_edge.engines.manifest import MANIFEST_NAME
+from lade_edge.engines.peak_memory import peak_memory_mb
 from lade_edge.export.atomic_folder import atomic_folder, refuse_existing
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class _Stages:
 
 
 def default_output(source: str, options: ExportOptions) -> Path:
-    """Where a bundle goes when the user names no place: beside nothing, in the working folder."""
+    """Where a bundle goes when the user names no place: the working folder, named after the source."""
     path = Path(source)
     if path.suffix == ".onnx":
         return Path(f"{path.resolve().parent.name}-{options.target}-{options.precision}")
@@ -184,7 +184,7 @@ def export_model(
         folder=out,
         manifest=replace(manifest, files=_describe(out)),
         stages_s=stages.times_s,
-        peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        peak_memory_mb=peak_memory_mb() or 0.0,
         warnings=tuple(stages.warnings),
         quantized=stages.quantized,
     )

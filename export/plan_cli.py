@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--device", action="append", default=[], metavar="smXX",
-        help="target of TensorRT-RTX, e.g. sm86; may be repeated (default: any it supports)",
+        help="target of TensorRT-RTX, e.g. sm86; may be repeated (default: any from sm80)",
     )  # fmt: skip
     group.add_argument("--force", action="store_true", help="build even if memory looks too small")
 
@@ -95,6 +95,11 @@ def wants_plan(arguments: argparse.Namespace, given: Collection[str]) -> bool:
             )
     else:
         plan = named or arguments.target == TARGET or _graph_alone(arguments)
+        if plan and arguments.output is not None and not named:
+            raise ConfigError(
+                f"-o {arguments.output} would be a TensorRT plan, whose name has to end in "
+                f"{PLAN_SUFFIX}; add that"
+            )
     odd = [option for option in (_FOREIGN if plan else _OWN) if option in given]
     if odd and plan:
         raise ConfigError(f"{odd[0]} has no meaning for a TensorRT plan; drop it")
@@ -135,7 +140,10 @@ def _graph_alone(arguments: argparse.Namespace) -> bool:
 
 
 def _widths(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 1,4,16, not {text!r}") from None
 
 
 def _options(arguments: argparse.Namespace, given: Collection[str]) -> PlanOptions:
@@ -196,7 +204,7 @@ def _print_report(report: PlanReport) -> None:
     targets = ", ".join(f"sm{c.replace('.', '')}" for c in record.compute_capabilities)
     out(f"{report.plan}: {record.model.architecture}, {record.model.num_layers} layers\n")
     out(
-        f"  {record.flavour} {record.version} for {targets or 'any device it supports'}, "
+        f"  {record.flavour} {record.version} for {targets or 'any device from sm80'}, "
         f"{record.precision}, {record.plan.size_bytes / 1e6:,.0f} MB\n"
     )
     kept = report.layers.get("KV_CACHE_UPDATE", 0)

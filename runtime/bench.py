@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lade_edge.engines.errors import ConfigError
-from lade_edge.runtime.bench_card import peak_memory_mb
+from lade_edge.engines.peak_memory import peak_memory_mb
 
 if TYPE_CHECKING:
     from lade_edge.runtime.bench_prompts import BenchPrompt

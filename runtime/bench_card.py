@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -48,13 +47,3 @@ def read_bandwidth_gb_s(threads: int) -> float:
             list(pool.map(np.max, blocks))
             best = max(best, sum(block.nbytes for block in blocks) / (perf_counter() - started))
     return best / 1e9
-
-
-def peak_memory_mb() -> float | None:
-    """The most memory this process has held so far, in megabytes; None where it isn't told."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

@@ -22,7 +22,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Time plain and automatic decoding in turn on the same prompts.",
     )
-    parser.add_argument("--engine", required=True, metavar="PATH", help="bundle or graph in one")
+    parser.add_argument(
+        "--engine", required=True, metavar="PATH", help="bundle, graph in one, or a plan"
+    )
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE",
         help="JSONL; a row has id, category and turns (chat, the first is used) or prompt (raw) "
@@ -102,11 +104,13 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
             cost=arguments.cost,
         )
         # last, since its blocks would count as the model's memory
-        result["card"] = static_card(model, arguments.threads or usable_processors())
+        spec = model.engine.spec
+        if spec.device == "cpu":  # a device reads its weights from a memory of its own
+            result["card"] = static_card(model, arguments.threads or usable_processors())
         if arguments.curve or arguments.plot is not None:
             status.update("measuring step times")
-            used = min(256, model.engine.spec.capacity - 1)
-            result["curve_ms"] = measure(model.engine, _CURVE).at(used)
+            widths = [width for width in _CURVE if width <= spec.max_width]
+            result["curve_ms"] = measure(model.engine, widths).at(min(256, spec.capacity - 1))
     if arguments.plot is not None:
         plot(result, arguments.plot)
     return result

@@ -59,16 +59,21 @@ def as_markdown(result: Result) -> str:
 
 
 def _card(result: Result) -> str:
-    card = result["card"]
+    card = result.get("card")
+    if card is None:
+        return _memory(result)
     text = f"memory is read at {card['bandwidth_gb_s']:.1f} GB/s by {card['threads']} threads"
     if card["weight_mb"] is not None:
         text = (
             f"{card['weight_mb']:.0f} MB of weights a step, {text}: plain decoding from memory "
             f"reaches {card['plain_limit_tokens_per_second']:.1f} tok/s at most"
         )
-    if result["peak_memory_mb"] is not None:
-        text += f"; peak memory {result['peak_memory_mb']:.0f} MB"
-    return text
+    return "; ".join(filter(None, [text, _memory(result)]))
+
+
+def _memory(result: Result) -> str:
+    peak = result["peak_memory_mb"]
+    return "" if peak is None else f"peak memory {peak:.0f} MB"
 
 
 FORMS: dict[str, Callable[[Result], str]] = {"md": as_markdown, "csv": as_csv, "json": as_json}

@@ -1,6 +1,6 @@
 """The one boundary of a generation: which tokens count, and why it ends.
 
-Plain and lookahead decoding pass every token through `Committer.commit`, the first one included.
+All modes pass every token through `Committer.commit`, the first one included.
 Ids, text, events, cache rows, pool and statistics follow what it keeps and nothing else.
 """
 

@@ -75,13 +75,13 @@ class Grower:
         tree = Grown([context[-1]], [0], [1.0], [-1], [context])
         depths = [0]
         heap: list[_Entry] = []
-        worth, least = cost.worth, cost.least
-        count, widest = 1, len(worth) - 1
+        least_chances, floor = cost.least_chances, cost.floor
+        count, widest = 1, len(least_chances) - 1
         if max_depth > 0 and widest > 1:
-            self._expand(context, 0, 1.0, heap, least)
+            self._expand(context, 0, 1.0, heap, floor)
         while heap:
             negative, parent, token, kind = heappop(heap)
-            if -negative <= worth[count]:
+            if -negative <= least_chances[count]:
                 break
             depth = depths[parent] + 1
             depths.append(depth)
@@ -92,7 +92,7 @@ class Grower:
             context = (*tree.contexts[parent][1 - CONTEXT :], token)
             tree.contexts.append(context)
             if depth < max_depth and count + 1 < widest:
-                self._expand(context, count, -negative, heap, least)
+                self._expand(context, count, -negative, heap, floor)
             count += 1
         return tree
 
@@ -110,17 +110,17 @@ class Grower:
         node: int,
         path_chance: float,
         heap: list[_Entry],
-        least: float,
+        floor: float,
     ) -> None:
         """Ask every source what follows a node."""
         chances = self._estimates.chances
         best: dict[int, tuple[float, int]] = {}
-        floor = least / path_chance  # what is less likely can never pay
+        needed = floor / path_chance  # what is less likely can never pay
         for source, first in self._sources:
             for token, kind in source.propose(context):
                 kind += first
                 chance = chances[kind]
-                if chance > floor:
+                if chance > needed:
                     known = best.get(token)
                     if known is None or chance > known[0]:
                         best[token] = chance, kind
@@ -137,5 +137,5 @@ class Grower:
         stop_tokens = self._stop_tokens
         for token, (chance, kind) in best.items():
             chance *= path_chance
-            if chance > least and token not in stop_tokens:
+            if chance > floor and token not in stop_tokens:
                 heappush(heap, (-chance, node, token, kind))

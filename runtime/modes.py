@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lade_edge.runtime.device_profile import DeviceProfile
     from lade_edge.runtime.sources import DraftSource
 
-DEFAULT_MAX_WIDTH = 32  # tokens; wider steps pay on no device measured so far
+WIDEST_DRAFT = 32  # tokens; wider steps pay on no device measured so far
 _EXACT_MIN_WIDTH = 2  # a step of one token takes other kernels, which round otherwise
 
 
@@ -107,7 +107,7 @@ def _window_shape(spec: EngineSpec, max_width: int) -> Shape:
 
 def _max_width(settings: GenerationConfig, spec: EngineSpec) -> int:
     if settings.max_width is None:
-        return min(DEFAULT_MAX_WIDTH, spec.max_width)
+        return min(WIDEST_DRAFT, spec.max_width)
     if settings.max_width > spec.max_width:
         raise ConfigError(
             f"max_width is {settings.max_width}, the engine was opened for steps of at most "

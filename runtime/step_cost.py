@@ -24,11 +24,11 @@ class StepCost:
 
     Attributes:
         plain: Time of a plain step: the least over all widths from ``min_width``.
-        worth: For a tree of k nodes (root included), the least path probability its next node
+        least_chances: For a tree of k nodes (root included), the least path probability its next node
             needs to pay, given that later nodes are no likelier; above 1 at ``max_width``.
         widths: Width at which to run a step of so many tokens: itself, or a wider one that is
             faster, or ``min_width``.
-        least: The least of them: a node below it never pays.
+        floor: The least of them: a node below it never pays.
     """
 
     def __init__(self, times: Mapping[int, float], *, max_width: int, min_width: int = 1) -> None:
@@ -46,8 +46,12 @@ class StepCost:
                 self.widths[width] = self.widths[width + 1]
         self._times = [0.0, *table]
         self.plain = self._times[1]
-        self.worth = [0.0, *(self._slope(width) / self.plain for width in range(1, max_width)), 2.0]
-        self.least = min(self.worth[1:])
+        self.least_chances = [
+            0.0,
+            *(self._slope(width) / self.plain for width in range(1, max_width)),
+            2.0,
+        ]
+        self.floor = min(self.least_chances[1:])
 
     def best_width(self, chances: Sequence[float], *, others: int = 0) -> tuple[int, float]:
         """Number of nodes to feed, root included, and what they gain over a plain step.

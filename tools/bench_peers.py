@@ -2,8 +2,8 @@
 
     python tools/bench_peers.py [--prompts FILE ...] [--per-category 2] [--write docs/peers.md]
 
-Peers are installed from PyPI, each into a virtual environment of its own, and make their models from
-the same GGUF file; both is kept under --cache. A peer that can't be had is listed with the reason.
+Peers are installed from PyPI, each engine into a virtual environment of its own, and make their models
+from the same GGUF file; environments and models are kept under --cache. A peer that can't be had is listed with the reason.
 """
 
 from __future__ import annotations
@@ -177,10 +177,14 @@ def _bundles(paths: list[Path] | None, setup: Setup) -> dict[Candidate, Path]:
     """This project's candidates, exported if none are named."""
     if paths is None:
         return {candidate: setup.model(candidate) for candidate in OUR_BUNDLES}
-    found = {}
+    found: dict[Candidate, Path] = {}
     for path in paths:
-        precision = open_bundle(path).graph.precision
-        found[replace(OUR_BUNDLES[0], precision=precision)] = path.resolve()
+        candidate = replace(OUR_BUNDLES[0], precision=open_bundle(path).graph.precision)
+        if candidate in found:
+            raise ConfigError(
+                f"--bundles has two in {candidate.precision}, {found[candidate]} and {path}; name one"
+            )
+        found[candidate] = path.resolve()
     return found
 
 

@@ -56,7 +56,7 @@ def throw(target: Target, count: int, *, until: float) -> int:
         Exception: Whatever the check raised for the smallest input that breaks it, with that input
             in its notes.
     """
-    thrown = 0
+    thrown, failed = 0, False
     with tempfile.TemporaryDirectory() as folder:
 
         @settings(
@@ -68,10 +68,15 @@ def throw(target: Target, count: int, *, until: float) -> int:
         )
         @given(target.inputs)
         def check(value: Any) -> None:
-            nonlocal thrown
-            if time.monotonic() < until:
-                thrown += 1
+            nonlocal thrown, failed
+            if not failed and time.monotonic() >= until:
+                return
+            thrown += 1
+            try:
                 target.check(Path(folder), value)
+            except Exception:
+                failed = True  # it is made smaller beyond the end
+                raise
 
         check()
     return thrown

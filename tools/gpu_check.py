@@ -41,6 +41,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 MODES: tuple[Any, ...] = ("plain", "lookahead", "auto")
 _ROUNDS, _USED = 12, 256
 _CAPACITY = 1024
+_PATIENCE_S = 900  # a build on a board takes minutes; a hung library takes for ever
 
 
 def check_way(way: str, bundle: Bundle, budget_s: float, tokens: int) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def run_prompts(model: Model, budget_s: float, tokens: int) -> dict[str, Any]:
     if not prompts:
         raise ConfigError(f"no prompt leaves room for {tokens} tokens; export with more --capacity")
     model.profile()
-    model.generate(prompts[0].text, max_new_tokens=8, mode="plain")
+    model.generate(prompts[0].text, raw=prompts[0].raw, max_new_tokens=8, mode="plain")
     sums = {mode: {"tokens": 0, "steps": 0, "engine_s": 0.0, "host_s": 0.0} for mode in MODES}
     equal = dict.fromkeys(MODES[1:], 0)
     parts: dict[str, list[str]] = {mode: [] for mode in MODES[1:]}
@@ -172,7 +173,12 @@ def run_apart(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One way in a process of its own; what went wrong comes back as a sentence."""
     words = [sys.executable, __file__, str(arguments.bundle), "--inside", "--way", way]
     words += ["--budget", str(arguments.budget), "--tokens", str(arguments.tokens)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        ended = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"way": way, "failed": f"no answer in {_PATIENCE_S} s", "status": None}
     lines = ended.stdout.splitlines()
     if ended.returncode == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])

@@ -10,13 +10,13 @@ from lade_edge.runtime.step_cost import StepCost, free
 def test_times_between_measured_widths_are_interpolated() -> None:
     cost = StepCost({1: 10.0, 3: 14.0}, max_width=3)
     assert cost.plain == 10.0
-    assert cost.worth[1] == pytest.approx(0.2)
+    assert cost.least_chances[1] == pytest.approx(0.2)
 
 
 def test_beyond_the_widest_measured_width_time_goes_on_growing() -> None:
     cost = StepCost({1: 10.0, 2: 12.0}, max_width=4)
     assert cost.best_width([1.0, 0.9, 0.15, 0.15])[0] == 2
-    assert cost.worth[2] == pytest.approx(0.2)
+    assert cost.least_chances[2] == pytest.approx(0.2)
 
 
 def test_a_slower_width_is_run_at_the_next_faster_one() -> None:
@@ -32,7 +32,7 @@ def test_no_step_is_narrower_than_asked_for() -> None:
 
 
 def test_the_widest_step_takes_no_more() -> None:
-    assert StepCost({1: 1.0, 4: 1.1}, max_width=4).worth[4] > 1
+    assert StepCost({1: 1.0, 4: 1.1}, max_width=4).least_chances[4] > 1
 
 
 def test_hopeless_drafts_give_a_plain_step() -> None:
@@ -65,7 +65,9 @@ def test_the_width_is_the_best_of_all_and_growth_never_stops_short_of_it(
     best, gain = cost.best_width(chances)
     assert gain * cost.plain == pytest.approx(value(best), abs=1e-9)
     assert all(value(best) >= value(width) - 1e-9 for width in range(1, len(chances) + 1))
-    grown = next((k for k in range(1, len(chances)) if chances[k] <= cost.worth[k]), len(chances))
+    grown = next(
+        (k for k in range(1, len(chances)) if chances[k] <= cost.least_chances[k]), len(chances)
+    )
     assert value(min(best, grown)) >= value(best) - 1e-9
 
 

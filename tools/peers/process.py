@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -49,7 +50,7 @@ class WorkerProcess:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except (OSError, ValueError):  # it ended, or was closed after a request it never answered
             raise PeerError(self._end()) from None
         ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_S)
         if not ready:
@@ -77,7 +78,8 @@ class WorkerProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # a request that nobody read
+                    pipe.close()
 
     def _end(self) -> str:
         status = self._process.wait()

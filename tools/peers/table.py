@@ -11,8 +11,8 @@ from peers.summary import NEAR_LOSSLESS, Comparison, Key, PeerQuality, Speeds, f
 
 _METHOD = """\
 All engines get the same prompt token ids, decode greedily to an end token or the limit, and use the
-same number of threads. They run in turn, prompt by prompt, one at work at a time, each in a process and
-a virtual environment of its own; a first generation of every mode is dropped. A category's speed is all
+same number of threads. They run in turn, prompt by prompt, one at work at a time, each in a process of
+its own, every peer with a virtual environment of its own; a first generation of every mode is dropped. A category's speed is all
 its tokens after each first one over all their time, as the reader of the stream sees it; the mean over
 categories is geometric. Quality is measured through each engine's own logits, on a text that nothing
 was fitted to."""
