@@ -47,8 +47,8 @@ class _Version(argparse.Action):
         """Print the version and exit."""
         from importlib.metadata import version
 
-        sys.stdout.write(f"{parser.prog} {version('lade-edge')}\n")
-        parser.exit()
+        line = f"{parser.prog} {version('lade-edge')}\n"
+        parser.exit(run_command(parser.prog, lambda: _write(line)))
 
 
 def run_command(program: str, body: Callable[[], None]) -> int:
@@ -90,6 +90,10 @@ def run_command(program: str, body: Callable[[], None]) -> int:
         )
         return 1
     return 0
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
 
 
 def _complain(program: str, sentence: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from typing import Any
 
 from lade_edge.engines.bundle import open_bundle
 from lade_edge.engines.command import CommandParser, run_command
-from lade_edge.engines.errors import EngineError, ManifestError
+from lade_edge.engines.errors import EngineError, LadeError, ManifestError
 from lade_edge.engines.manifest import MANIFEST_NAME, GraphEntry, Manifest, read_manifest
 from lade_edge.engines.plan import PLAN_SUFFIX, PlanRecord, fingerprint_path, read_plan_record
 
@@ -49,10 +50,10 @@ def describe(path: Path, *, verify: bool = True) -> dict[str, Any]:
     Raises:
         LadeError: If nothing of ours is there or it is damaged.
     """
-    if path.suffix == PLAN_SUFFIX and path.is_file():
+    if path.suffix == PLAN_SUFFIX and os.path.isfile(path):
         open_bundle(path, verify=verify)
         return _describe_plan(path, read_plan_record(path))
-    if path.is_file() and not (path.parent / MANIFEST_NAME).is_file():
+    if os.path.isfile(path) and not (path.parent / MANIFEST_NAME).is_file():
         return {"file": str(path), "tensors": tensors_of(path)}
     bundle = open_bundle(path, verify=verify)
     manifest = read_manifest(bundle.folder)
@@ -79,6 +80,8 @@ def tensors_of(path: Path) -> dict[str, dict[str, list[Any]]]:
         graph = onnx.load(str(path), load_external_data=False).graph
     except Exception as error:  # protobuf raises its own types
         raise ManifestError(f"{path} is no ONNX file ({type(error).__name__})") from error
+    if not graph.node:
+        raise ManifestError(f"{path} holds no graph; expected an ONNX file")
     stored = {tensor.name for tensor in graph.initializer}
     found: dict[str, dict[str, list[Any]]] = {}
     for kind, values in (("inputs", graph.input), ("outputs", graph.output)):
@@ -106,8 +109,16 @@ def _describe_bundle(folder: Path, manifest: Manifest) -> dict[str, Any]:
         ),
         "eos_token_ids": list(manifest.eos_token_ids),
         "graphs": [_describe_graph(manifest, graph) for graph in manifest.graphs],
-        "plans": [_describe_plan(plan, read_plan_record(plan)) for plan in plans],
+        "plans": [_describe_plan_or_fault(plan) for plan in plans],
     }
+
+
+def _describe_plan_or_fault(path: Path) -> dict[str, Any]:
+    """One bad plan doesn't hide the bundle it lies in."""
+    try:
+        return _describe_plan(path, read_plan_record(path))
+    except LadeError as error:
+        return {"file": str(path), "fault": str(error)}
 
 
 def _describe_graph(manifest: Manifest, graph: GraphEntry) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -20,6 +21,8 @@ SCHEMA_VERSION = 1
 FORMS = ("canonical", "gqa", "in_place", "rows")
 FLOAT_TYPES = ("float32", "float16")
 _LARGEST = 2**31 - 1
+_MOST_LAYERS = 4096
+_LARGEST_FLOAT = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +54,9 @@ class ModelSpec:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "num_layers", "num_kv_heads", "head_size", "max_position"):
             value = getattr(self, name)
-            if not 1 <= value <= _LARGEST:
-                raise ValueError(f"{name} is {value}, expected 1 to {_LARGEST}")
+            most = _MOST_LAYERS if name == "num_layers" else _LARGEST
+            if not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}, expected 1 to {most}")
         if not 1 <= self.top_k <= min(self.vocab_size, 1024):
             raise ValueError(f"top_k is {self.top_k}, expected 1 to 1024 and at most vocab_size")
         if self.sliding_window is not None and self.sliding_window < 1:
@@ -232,8 +236,11 @@ def _parse(kind: Any, value: Any, where: str = "") -> Any:
         return {key: _parse(arguments[1], item, f"{where}{key}.") for key, item in value.items()}
     if arguments:  # X | None
         return None if value is None else _parse(arguments[0], value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if kind is float and type(value) in (int, float):
+        number = float(value) if abs(value) < _LARGEST_FLOAT else math.inf
+        if not math.isfinite(number):
+            raise ValueError(f"{where[:-1]} is not a finite number")
+        return number
     if type(value) is not kind:
         raise TypeError(f"{where[:-1]} is {value!r}, expected {kind.__name__}")
     return value

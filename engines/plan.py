@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -142,6 +143,12 @@ class PlanRecord:
         for bucket in self.buckets:
             if not any(profile.takes(bucket) for profile in self.profiles):
                 raise ValueError(f"no profile takes steps of {bucket.width} tokens")
+        if not any(bucket.rows == bucket.width for bucket in self.buckets):
+            raise ValueError("there is no bucket for steps, only such for prompts")
+        tested = () if self.self_test is None else (*self.self_test.prompt, *self.self_test.ids)
+        for token in tested:
+            if not 0 <= token < self.model.vocab_size:
+                raise ValueError(f"token {token} is none of {self.model.vocab_size}")
 
     @property
     def float_type(self) -> str:
@@ -186,7 +193,11 @@ class PlanRecord:
         """The command that makes this plan again, on the machine it is to run on."""
         source = self.onnx
         beside = plan.parent / self.onnx
-        if self.onnx.endswith(".onnx") and not Path(self.onnx).is_absolute() and beside.exists():
+        if (
+            self.onnx.endswith(".onnx")
+            and not Path(self.onnx).is_absolute()
+            and os.path.exists(beside)
+        ):
             source = str(beside)
         words = ["lade-export", source, "-o", str(plan), "--capacity", str(self.capacity)]
         return shlex.join([*words, *self.options, "--overwrite"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from lade_edge.engines.bundle import Bundle, describe_file
@@ -46,7 +47,7 @@ def _check_weights(record: PlanRecord, plan: Path, *, verify: bool) -> None:
     """A stripped plan needs the files its weights are put back from."""
     for name, entry in (record.weights or {}).items():
         path = plan.parent / Path(name).name
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ManifestError(
                 f"{plan} was built with --strip-weights and {path.name} is missing beside it; copy it "
                 "from where the plan was built, or build the plan again: "
@@ -65,7 +66,7 @@ def _check_graph(record: PlanRecord, plan: Path) -> None:
     if Path(record.onnx).is_absolute() or not record.onnx.endswith(".onnx"):
         return
     graph = plan.parent / record.onnx
-    if not (graph.parent / MANIFEST_NAME).is_file():
+    if not os.path.isfile(graph.parent / MANIFEST_NAME):
         return
     manifest = read_manifest(graph.parent)
     entry = next((entry for entry in manifest.graphs if entry.file == graph.name), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lade_edge.engines.command import CommandParser, run_command
-from lade_edge.engines.errors import LadeError, ParityError
+from lade_edge.engines.errors import ConfigError, LadeError, ParityError
 from lade_edge.export import plan_cli
 from lade_edge.export.progress import progress_bar
 
@@ -95,6 +95,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace, given: set[str]) -> None:
+    if not arguments.source:
+        raise ConfigError(
+            "the source is empty; expected a folder, a hub id, a .gguf or a model.onnx"
+        )
     if plan_cli.wants_plan(arguments, given):
         plan_cli.make_plan(arguments, given)
     else:

@@ -186,7 +186,8 @@ def _one_sentence(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ExportError(f"{what}: {lines[0].partition('. ')[0].rstrip('.:')}") from error
+        reason = lines[0].partition(". ")[0].rstrip(".:")
+        raise ExportError(f"{what} ({reason}); get it again, or name another model") from error
 
 
 def _without_weights(config: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -91,7 +92,7 @@ class ExportOptions:
                 f"--calibrate is for --precision {' and '.join(QUANTIZED)}, not {self.precision}; "
                 "drop it"
             )
-        if self.calibrate is not None and not self.calibrate.is_file():
+        if self.calibrate is not None and not os.path.isfile(self.calibrate):
             raise ConfigError(f"--calibrate {self.calibrate} is no file; expected a text")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"--capacity is {self.capacity}, expected at least 1")

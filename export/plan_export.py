@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ class PlanOptions:
             raise ConfigError(
                 f"--calibrate is for --precision int4: {self.precision} of a plan needs no text; drop it"
             )
-        if self.calibrate is not None and not self.calibrate.is_file():
+        if self.calibrate is not None and not os.path.isfile(self.calibrate):
             raise ConfigError(f"--calibrate {self.calibrate} is no file; expected a text")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"--capacity is {self.capacity}, expected at least 1")
@@ -410,8 +411,9 @@ def _origin(source: str, out: Path) -> str:
 def _refuse_taken(out: Path, *, overwrite: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; name the plan, for example -o {out}/model.plan")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists already; choose another -o or add --overwrite")
+    for path in (out, fingerprint_path(out), *(out.with_name(name) for name in _kept_names(out))):
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} exists already; choose another -o or add --overwrite")
 
 
 def _sidecars(bundle: Bundle) -> list[str]:
@@ -432,8 +434,11 @@ def _refuse_another_model(bundle: Bundle, out: Path) -> None:
 
 def _kept_weights(plan: Path) -> dict[str, FileEntry]:
     """The lowered graph that a stripped plan's weights are put back from, and its data."""
-    names = (f"{plan.name}.onnx", f"{plan.name}.onnx.data")
-    return {name: describe_file(plan.with_name(name)) for name in names}
+    return {name: describe_file(plan.with_name(name)) for name in _kept_names(plan)}
+
+
+def _kept_names(plan: Path) -> tuple[str, str]:
+    return f"{plan.name}.onnx", f"{plan.name}.onnx.data"
 
 
 def _put_in_place(plan: Path, out: Path, bundle: Bundle, record: PlanRecord) -> None:

@@ -35,9 +35,13 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
         ConfigError: If the file can't be read or a row isn't of this form.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read as UTF-8 text: {error}") from error
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be read ({error.strerror}); expected a JSONL file of prompts"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text ({error.reason}); convert it first") from error
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ConfigError(f"{path} holds no prompts; expected one JSON object per line")

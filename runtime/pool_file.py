@@ -34,7 +34,11 @@ def read_pool(path: Path, tokenizer: Tokenizer, vocab_size: int) -> DraftHistory
         ConfigError: If the file can't be read, is none of ours, or belongs to another tokenizer.
     """
     history = DraftHistory()
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is no folder; make it, or choose another --pool file")
     try:
+        if path.exists() and not path.is_file():
+            raise _bad(path, "is no file")
         if path.stat().st_size > _MAX_BYTES:
             raise _bad(path, f"has {path.stat().st_size / 1e6:.0f} MB")
         content: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shlex
 import sys
 from collections import Counter
@@ -120,9 +121,9 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> None:
             worker.close()
     result = _result(arguments, words, machine, gguf, prompts, loaded, measured)
     page = as_markdown(result)
+    print(page if arguments.output == "md" else _as_json(result, measured), end="", flush=True)
     if arguments.write is not None:
         arguments.write.write_text(page, encoding="utf-8")
-    print(page if arguments.output == "md" else _as_json(result, measured), end="")
 
 
 def choose(
@@ -155,10 +156,15 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected 1 or more")
-    if arguments.gguf is not None and not arguments.gguf.is_file():
+    if arguments.gguf is not None and not os.path.isfile(arguments.gguf):
         raise ConfigError(f"{arguments.gguf} does not exist; expected a .gguf file")
-    if arguments.write is not None and not arguments.write.parent.is_dir():
-        raise ConfigError(f"{arguments.write.parent} is no folder; make it, or write elsewhere")
+    if arguments.write is not None:
+        try:
+            arguments.write.open("a").close()
+        except OSError as error:
+            raise ConfigError(
+                f"{arguments.write} can't be written ({error.strerror}); name another place"
+            ) from error
 
 
 def _shipped_gguf() -> Path:

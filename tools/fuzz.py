@@ -30,6 +30,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--only", choices=TARGETS, help="one target in place of all")
     arguments = parser.parse_args()
+    if not arguments.minutes > 0:
+        parser.error(f"--minutes is {arguments.minutes}, expected more than 0")
     names = [arguments.only] if arguments.only else [*TARGETS]
     end = time.monotonic() + 60 * arguments.minutes
     counts = dict.fromkeys(names, 0)

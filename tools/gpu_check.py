@@ -250,8 +250,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         open_bundle(arguments.bundle / "model.onnx", verify=False)
+        arguments.report.open("a").close()
     except LadeError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        words = f"{arguments.report} can't be written ({error.strerror}); name another --report"
+        print(f"gpu_check: {words}", file=sys.stderr)
         return 1
     results = []
     for way in ways:

@@ -7,6 +7,9 @@
 # BUNDLE is a folder with a canonical model.onnx; without one SmolLM2-135M-Instruct is exported to
 # .cache/smollm2, which takes torch. On a Jetson give the bundle: it is exported elsewhere.
 set -euo pipefail
+if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then # a path from where the caller stands
+  set -- "$(realpath -m -- "$1")" "${@:2}"
+fi
 cd "$(dirname "$0")/.."
 source tools/environment.sh
 system=$(find_python)
