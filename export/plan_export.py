@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -39,6 +39,16 @@ def test_streams_that_are_gone(redirect: str, code: int, message: str) -> None:
     assert len(found[1].splitlines()) == bool(message)
 
 
+@pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])
+def test_a_version_that_nobody_can_read(redirect: str) -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f'"$0" -m lade_edge.engines.inspect_cli --version {redirect}', sys.executable],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith("lade-inspect: ")
+
+
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> None:
         raise ConfigError("first\nsecond")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from lade_edge.engines.inspect_cli import main
+from lade_edge.engines import ManifestError
+from lade_edge.engines.inspect_cli import describe, main
 from lade_edge.engines.self_test import LENGTH, SelfTest
 from plans import make_plan
 
@@ -33,6 +35,21 @@ def test_a_plan(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     plan.write_bytes(b"other")
     assert main([str(plan)]) == 1
     assert "its fingerprint says" in capsys.readouterr().err
+
+
+def test_a_bad_plan_does_not_hide_its_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    (folder / "old.plan").write_bytes(b"")
+    (folder / "old.plan.json").write_text("{}")
+    (plan,) = describe(folder)["plans"]
+    assert "old.plan" in plan["file"]
+    assert "old.plan.json" in plan["fault"]
+
+
+def test_an_empty_graph(tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(ManifestError, match=r"empty\.onnx holds no graph; expected an ONNX file"):
+        describe(tmp_path / "empty.onnx")
 
 
 def test_a_graph_alone(

@@ -98,6 +98,10 @@ def test_a_missing_or_changed_field(tmp_path: Path, field: str) -> None:
         ({"model": MODEL | {"top_k": 10**13}}, "top_k is 10000000000000, expected 1 to 1024"),
         ({"graphs": [GRAPH | {"float_type": "f4,f4"}]}, "float_type is 'f4,f4', expected one of"),
         ({"graphs": [GRAPH | {"form": "other"}]}, "form is 'other', expected one of"),
+        ({"model": MODEL | {"num_layers": 2**31 - 1}}, "num_layers is 2147483647, expected 1 to"),
+        ({"parity": {"a": {"tree": 10**400}}}, "parity.a.tree is not a finite number"),
+        ({"parity": {"a": {"tree": float("nan")}}}, "parity.a.tree is not a finite number"),
+        ({"parity": {"a": {"tree": "1"}}}, "parity.a.tree is '1', expected float"),
     ],
 )
 def test_fields_of_the_wrong_shape(tmp_path: Path, change: dict[str, object], message: str) -> None:

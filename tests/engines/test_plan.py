@@ -13,6 +13,8 @@ from fake_tensorrt import ONE_DEVICE, FakeCudaApi, fake_library
 from lade_edge.engines import EngineError, ManifestError, open_bundle, open_engine
 from lade_edge.engines.cuda_driver import Device, Driver
 from lade_edge.engines.cuda_runtime import CudaRuntime
+from lade_edge.engines.inspect_cli import describe
+from lade_edge.engines.plan import _digest as content_digest
 from lade_edge.engines.plan import fingerprint_path, read_plan_record
 from lade_edge.engines.plan_check import check_device, check_version
 from lade_edge.engines.tensorrt_engine import TensorRTEngine
@@ -64,6 +66,35 @@ def test_a_changed_fingerprint(change: dict[str, Any], message: str, plan: Path)
     path.write_text("{")
     with pytest.raises(ManifestError, match="can't be read"):
         open_bundle(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"buckets": [{"width": 32, "rows": 1}]}, "no bucket for steps"),
+        ({"self_test": {"prompt": [1], "ids": [10**30] * 32, "margins": [0.1] * 32}}, "is none of"),
+        ({"self_test": {"prompt": [-1], "ids": [1] * 32, "margins": [0.1] * 32}}, "-1 is none of"),
+        (
+            {"self_test": {"prompt": [1], "ids": [1] * 32, "margins": [10**400] * 32}},
+            "not a finite",
+        ),
+    ],
+)
+def test_numbers_that_no_plan_has(change: dict[str, Any], message: str, plan: Path) -> None:
+    """With a digest that fits, as somebody would write who edits a fingerprint."""
+    path = fingerprint_path(plan)
+    content = json.loads(path.read_text()) | change
+    content.pop("digest")
+    content["digest"] = content_digest(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ManifestError, match=message):
+        open_bundle(plan)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}.plan", f"{'x' * 300}.onnx"])
+def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="can't be looked at"):
+        describe(tmp_path / name)
 
 
 def test_a_damaged_plan(plan: Path) -> None:

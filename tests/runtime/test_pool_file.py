@@ -115,8 +115,12 @@ def test_a_place_that_cant_be_written_is_told(tmp_path: Path) -> None:
     tokenizer = scripted_model().prompts.tokenizer
     with pytest.raises(ConfigError, match="can't be written"):
         write_pool(tmp_path / "no folder" / "pool.json", DraftHistory(), tokenizer)
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is no file; expected a pool file"):
         read_pool(tmp_path, tokenizer, 300)
+    with pytest.raises(ConfigError, match="/dev/full is no file; expected a pool file"):
+        read_pool(Path("/dev/full"), tokenizer, 300)
+    with pytest.raises(ConfigError, match="no folder is no folder; make it"):  # before any work
+        read_pool(tmp_path / "no folder" / "pool.json", tokenizer, 300)
 
 
 def test_the_oldest_texts_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
