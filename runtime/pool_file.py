@@ -36,11 +36,11 @@ def read_pool(path: Path, tokenizer: Tokenizer, vocab_size: int) -> DraftHistory
     history = DraftHistory()
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is no folder; make it, or choose another --pool file")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise _bad(path, "is no file")
+    if os.path.isfile(path) and os.path.getsize(path) > _MAX_BYTES:
+        raise _bad(path, f"has {os.path.getsize(path) / 1e6:.0f} MB")
     try:
-        if path.exists() and not path.is_file():
-            raise _bad(path, "is no file")
-        if path.stat().st_size > _MAX_BYTES:
-            raise _bad(path, f"has {path.stat().st_size / 1e6:.0f} MB")
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return history

@@ -283,7 +283,7 @@ def test_prompts_are_the_first_of_each_category() -> None:
     [
         (["--per-category", "0"], "--per-category is 0; expected 1 or more"),
         (["--gguf", "nowhere.gguf"], "nowhere.gguf does not exist"),
-        (["--write", "nowhere/peers.md"], "nowhere is no folder"),
+        (["--write", "nowhere/peers.md"], "nowhere/peers.md can't be written (No such file"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl can't be read"),
         (["--bundles", "nowhere"], "nowhere"),
     ],

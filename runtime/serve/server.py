@@ -34,12 +34,12 @@ def open_socket(host: str, port: int) -> socket.socket:
     """
     if not 0 <= port <= 65535:
         raise ConfigError(f"port {port} is no port; expected 0 to 65535")
-    if not host:
-        raise ConfigError("the host is empty; expected a name or address, 0.0.0.0 for all of them")
+    if not host or not host.isprintable():
+        raise ConfigError(f"the host is {host!r}; expected a name or address, 0.0.0.0 for all of them")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, UnicodeError, TypeError) as error:
+    except (OSError, UnicodeError) as error:
         # The library adds the address to what the system says.
         reason = (getattr(error, "strerror", None) or "no such name").split(" (while")[0]
         raise ConfigError(

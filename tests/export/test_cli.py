@@ -115,7 +115,7 @@ def test_the_default_capacity_is_bounded_and_its_size_reported(
     """A model of 131,072 positions: 2 layers x K and V x 2 heads x 16 x 4 bytes a slot."""
     source = save_tiny_llama(tmp_path / "long", max_position=131_072)
     assert main([str(source), "-o", str(tmp_path / "out"), "--slim", "--no-check"]) == 0
-    assert "KV cache 4096 slots, 2 MB in fp32" in capsys.readouterr().out
+    assert "KV cache 4096 slots, 2 MB in float32" in capsys.readouterr().out
     assert open_bundle(tmp_path / "out").manifest.capacity == 4096
 
 

@@ -65,7 +65,7 @@ def test_gguf(gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
 def test_truncated_gguf(size: int, gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "short.gguf"
     path.write_bytes(gguf_file.read_bytes()[:size])
-    assert refusal(path).startswith("short.gguf can't be read as a model: ")
+    assert refusal(path).startswith("short.gguf can't be read as a model (")
 
 
 def test_garbage_gguf(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_garbage_gguf(tmp_path: Path) -> None:
 def test_truncated_weights(copy: Path) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert "the weights of copy can't be loaded: " in refusal(copy)
+    assert "the weights of copy can't be loaded (" in refusal(copy)
     path.write_bytes(b"garbage" * 99)
-    assert "the weights of copy can't be loaded: " in refusal(copy)
+    assert "the weights of copy can't be loaded (" in refusal(copy)
     path.unlink()
-    assert "the weights of copy can't be loaded: " in refusal(copy)
+    assert "the weights of copy can't be loaded (" in refusal(copy)
 
 
 def test_missing_weight(copy: Path) -> None:
@@ -108,7 +108,7 @@ def test_broken_config(copy: Path) -> None:
     ):
         path.write_text(text)
         message = refusal(copy)
-        assert message.startswith("copy can't be read as a model: ")
+        assert message.startswith("copy can't be read as a model (")
         assert reason in message
     path.unlink()
     assert "holds no config.json; expected a Hugging Face model folder" in refusal(copy)
@@ -120,7 +120,7 @@ def test_code_from_a_folder_is_never_run(copy: Path) -> None:
     config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     path.write_text(json.dumps(config))
     (copy / "code.py").write_text("raise SystemExit('ran')")
-    assert "copy can't be read as a model: " in refusal(copy)
+    assert "copy can't be read as a model (" in refusal(copy)
 
 
 def test_an_adapter_is_refused_not_left_out(copy: Path) -> None:
@@ -153,7 +153,7 @@ def test_hub_out_of_reach(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     message = refusal("no-such-org/no-such-model")
-    assert message.startswith("no-such-org/no-such-model can't be read as a model: ")
+    assert message.startswith("no-such-org/no-such-model can't be read as a model (")
     assert capfd.readouterr().err == ""
 
 

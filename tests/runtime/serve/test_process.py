@@ -215,8 +215,8 @@ def test_the_commands_options(
         (["--port", "70000"], "port 70000 is no port"),
         (["--host", "x" * 80], "can't be opened (Name or service"),
         (["--host", "no.such.host.invalid"], "can't be opened"),
-        (["--host", "\udcff"], "can't be opened (no such name)"),
-        (["--host", ""], "the host is empty; expected a name or address"),
+        (["--host", "\udcff"], "the host is '\\udcff'; expected a name or address"),
+        (["--host", ""], "the host is ''; expected a name or address"),
         (["--engine", "absent", "--port", "0"], "absent does not exist"),
     ],
 )
