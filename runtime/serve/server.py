@@ -35,7 +35,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ConfigError(f"port {port} is no port; expected 0 to 65535")
     if not host or not host.isprintable():
-        raise ConfigError(f"the host is {host!r}; expected a name or address, 0.0.0.0 for all of them")
+        raise ConfigError(
+            f"the host is {host!r}; expected a name or address, 0.0.0.0 for all of them"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
