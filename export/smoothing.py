@@ -13,7 +13,7 @@ root mean square; kind and a are chosen for each input by the rounding error on 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -184,10 +184,23 @@ class _Smoother:
                 if columns is not None:
                     return columns.divide, _alone
         attention = producer_of(source, "GroupQueryAttention")
-        columns = self._columns_behind(attention.inputs[2]) if attention is not None else None
-        if attention is not None and columns is not None:
-            return _values_of(columns, attention)
+        if attention is not None:
+            columns = self._values_behind(attention)
+            if columns is not None:
+                return _values_of(columns, attention)
         return None, _alone
+
+    def _values_behind(self, attention: ir.Node) -> _Columns | None:
+        """The columns that make the values: an input of their own, or the end of a whole projection."""
+        if attention.inputs[2] is not None:
+            return self._columns_behind(attention.inputs[2])
+        whole = self._columns_behind(attention.inputs[0])
+        if whole is None:
+            return None
+        kv_heads = int_attribute(attention, "kv_num_heads")
+        head_size = whole.count // (int_attribute(attention, "num_heads") + 2 * kv_heads)
+        count = kv_heads * head_size
+        return replace(whole, start=whole.start + whole.count - count, count=count)
 
     def _norm_parameters(self, normed: ir.Value) -> Fold | None:
         node = normed.producer()

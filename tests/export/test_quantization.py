@@ -142,6 +142,24 @@ def test_rotation_and_smoothing_change_nothing_in_float(
     assert report.manifest.quality.perplexity_ratio == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_values_take_factors_from_behind_attention(family: str, exported: Any) -> None:
+    """Whether attention takes the projection whole (llama) or in three parts."""
+    from lade_edge.export.linear_layers import by_source, find_linears, find_token_table
+    from lade_edge.export.smoothing import _Smoother
+
+    graph = ir.load(exported(family).folder / "onnxruntime-fp32.onnx").graph
+    linears = find_linears(graph)
+    smoother = _Smoother(graph, linears, find_token_table(graph))
+    attended = [
+        source
+        for source in by_source(linears)
+        if source.producer() is not None and source.producer().op_type == "GroupQueryAttention"
+    ]
+    assert len(attended) == 2
+    assert all(smoother._fold_of(source)[0] is not None for source in attended)
+
+
 def test_rows_of_zeros_give_zeros(tiny_bundle: Path, tmp_path: Path) -> None:
     """The scale of such a row is 0, and nothing must become of dividing by it."""
     import onnxruntime as ort
