@@ -8,7 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from fake_tensorrt import ONE_DEVICE, FakeCudaApi, fake_library
 from lade_edge.engines import Bundle, describe_file, open_bundle
+from lade_edge.engines.cuda_runtime import CudaRuntime
 from lade_edge.engines.plan import (
     PlanBucket,
     PlanProfile,
@@ -16,6 +18,7 @@ from lade_edge.engines.plan import (
     fingerprint_path,
     plan_record_text,
 )
+from lade_edge.engines.tensorrt_engine import TensorRTEngine
 from lade_edge.export.half_precision import convert_to_half
 from lade_edge.export.lower_tensorrt import lower_for_tensorrt
 
@@ -68,3 +71,14 @@ def make_plan(
     )
     fingerprint_path(plan).write_text(plan_record_text(replace(record, **changes)))
     return plan
+
+
+def open_fake(plan: Path, **options: Any) -> TensorRTEngine:
+    """A plan of `plans.make_plan` on the stand-ins of TensorRT, CUDA and the driver."""
+    api = FakeCudaApi()
+    defaults: dict[str, Any] = {
+        "library": fake_library(api),
+        "driver": lambda: ONE_DEVICE,
+        "cuda": lambda: CudaRuntime(api),
+    }
+    return TensorRTEngine(open_bundle(plan), **defaults | options)

@@ -8,48 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzzing import MANIFEST
 from lade_edge.engines import (
-    FileEntry,
-    GraphEntry,
     Manifest,
     ManifestError,
-    ModelSpec,
     read_manifest,
     write_manifest,
 )
 
 
 def example() -> Manifest:
-    return Manifest(
-        name="näme",
-        lade_version="0.1.0",
-        source="x.gguf",
-        model=ModelSpec(
-            architecture="LlamaForCausalLM",
-            model_type="llama",
-            vocab_size=10,
-            num_layers=2,
-            num_kv_heads=1,
-            head_size=8,
-            max_position=64,
-            sliding_window=None,
-            top_k=8,
-        ),
-        capacity=64,
-        eos_token_ids=(2, 5),
-        graphs=(
-            GraphEntry(
-                file="model.onnx",
-                target="canonical",
-                form="canonical",
-                precision="fp32",
-                float_type="float32",
-                opset=24,
-            ),
-        ),
-        parity={"model.onnx": {"tree": 1e-6}},
-        files={"model.onnx": FileEntry(size_bytes=3, sha256="ab")},
-    )
+    return dataclasses.replace(MANIFEST, quality=None)
 
 
 MODEL = dataclasses.asdict(example().model)

@@ -9,31 +9,19 @@ from typing import Any
 
 import pytest
 
-from fake_tensorrt import ONE_DEVICE, FakeCudaApi, fake_library
+from fake_tensorrt import FakeCudaApi, fake_library
 from lade_edge.engines import EngineError, ManifestError, open_bundle, open_engine
 from lade_edge.engines.cuda_driver import Device, Driver
-from lade_edge.engines.cuda_runtime import CudaRuntime
 from lade_edge.engines.inspect_cli import describe
 from lade_edge.engines.plan import _digest as content_digest
 from lade_edge.engines.plan import fingerprint_path, read_plan_record
 from lade_edge.engines.plan_check import check_device, check_version
-from lade_edge.engines.tensorrt_engine import TensorRTEngine
-from plans import make_plan
+from plans import make_plan, open_fake
 
 
 @pytest.fixture
 def plan(tiny_bundle: Path, tmp_path: Path) -> Path:
     return make_plan(tiny_bundle / "model.onnx", tmp_path / "plan", "rows")
-
-
-def open_fake(plan: Path, **changes: Any) -> TensorRTEngine:
-    api = FakeCudaApi()
-    options: dict[str, Any] = {
-        "library": fake_library(api),
-        "driver": lambda: ONE_DEVICE,
-        "cuda": lambda: CudaRuntime(api),
-    }
-    return TensorRTEngine(open_bundle(plan), **options | changes)
 
 
 def test_it_comes_back_as_it_was(plan: Path) -> None:

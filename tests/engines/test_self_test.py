@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_tensorrt import ONE_DEVICE, FakeCudaApi, FakeEngine, fake_library
+from fake_tensorrt import FakeEngine
 from lade_edge.engines import EngineError, open_bundle, open_engine
-from lade_edge.engines.cuda_runtime import CudaRuntime
 from lade_edge.engines.plan import read_plan_record
 from lade_edge.engines.self_test import LENGTH, SelfTest, make_self_test, run_self_test
 from lade_edge.engines.tensorrt_engine import TensorRTEngine
 from lade_edge.export.golden import reference_continuation
-from plans import make_plan
+from plans import make_plan, open_fake
 
 FORMS = ("in_place", "rows")
 
@@ -43,17 +42,6 @@ def make(tiny_bundle: Path, tmp_path: Path) -> Callable[..., Path]:
         return make_plan(source, tmp_path / form, form, precision, self_test=test, **changes)
 
     return plan
-
-
-def open_fake(plan: Path, **options: Any) -> TensorRTEngine:
-    api = FakeCudaApi()
-    return TensorRTEngine(
-        open_bundle(plan),
-        library=fake_library(api),
-        driver=lambda: ONE_DEVICE,
-        cuda=lambda: CudaRuntime(api),
-        **options,
-    )
 
 
 def wrong_at(test: SelfTest, at: int, margin: float) -> SelfTest:

@@ -14,12 +14,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from fake_tensorrt import ONE_DEVICE, FakeCudaApi, fake_library
-from lade_edge.engines import ExportError, open_bundle
-from lade_edge.engines.cuda_runtime import CudaRuntime
-from lade_edge.engines.tensorrt_engine import TensorRTEngine
+from lade_edge.engines import ExportError
 from lade_edge.export.lower_tensorrt import PARSER_OPERATORS, ROWS_OPSET, lower_for_tensorrt
-from plans import lower, make_plan
+from plans import lower, make_plan, open_fake
 from reference_steps import CHAIN, TREE, difference, engine_logits, expected_logits, random_step
 from tiny_models import FAMILIES, VOCAB_SIZE
 
@@ -28,13 +25,7 @@ WINDOWED = ("qwen2", "mistral", "gemma2", "gemma3_text")
 
 def open_lowered(exported: Any, family: str, folder: Path, form: str, precision: str) -> Any:
     plan = make_plan(exported(family).folder / "model.onnx", folder, form, precision)
-    api = FakeCudaApi()
-    return TensorRTEngine(
-        open_bundle(plan),
-        library=fake_library(api),
-        driver=lambda: ONE_DEVICE,
-        cuda=lambda: CudaRuntime(api),
-    )
+    return open_fake(plan)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
