@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ PROVIDERS = {
 }
 EXACT_WEIGHTS = "session.qdq_matmulnbits_accuracy_level"  # 1: products in float32
 _NO_FALLBACK = "session.disable_cpu_ep_fallback"
+_WHOLE_SCORES = "ORT_GQA_DISABLE_FLASH_ATTENTION"  # read when a session is made, no option has it
 
 
 def open_session(
@@ -63,9 +66,10 @@ def open_session(
         options.add_session_config_entry(_NO_FALLBACK, "1")
     settings = [dict(provider_options or {}), *({} for _ in wanted[1:])]
     try:
-        session = ort.InferenceSession(
-            str(path), options, providers=list(wanted), provider_options=settings
-        )
+        with _whole_scores():
+            session = ort.InferenceSession(
+                str(path), options, providers=list(wanted), provider_options=settings
+            )
     except Exception as error:  # the library raises its own types and bare RuntimeError alike
         raise EngineError(
             f"onnxruntime {ort.__version__} can't load {path}: {first_line(error)}"
@@ -78,6 +82,23 @@ def open_session(
         )  # fmt: skip
         raise EngineError(f"onnxruntime runs {path} on {found}, expected {wanted[0]}{advice}")
     return session
+
+
+@contextmanager
+def _whole_scores() -> Iterator[None]:
+    """Have GroupQueryAttention on a CPU keep a step's whole scores rather than go through tiles.
+
+    For the few queries of a step the tiles are slower, their size depends on the machine's caches,
+    and libraries before 1.30 don't have them. A choice made in the environment stands.
+    """
+    if _WHOLE_SCORES in os.environ:
+        yield
+        return
+    os.environ[_WHOLE_SCORES] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_WHOLE_SCORES, None)
 
 
 def library_version() -> str:

@@ -169,6 +169,29 @@ def test_a_long_prompt_is_cut_into_chunks(
     assert pieces.length == len(TOKENS)
 
 
+@pytest.mark.parametrize("cut", [1, 9, len(TOKENS) - 1])
+def test_a_prompt_gives_the_same_bits_however_it_is_cut(engine: Engine, cut: int) -> None:
+    """One token that is left over, after a kept prefix or a chunk, runs as the others do."""
+    engine.prefill(TOKENS)
+    expected = engine.logits(0).tobytes(), chain_step(engine, TOKENS[:2]).top_logits.tobytes()
+    engine.reset()
+    engine.prefill(TOKENS[:cut])
+    engine.prefill(TOKENS[cut:])
+    assert engine.length == len(TOKENS)
+    assert engine.logits(0).tobytes() == expected[0]
+    assert chain_step(engine, TOKENS[:2]).top_logits.tobytes() == expected[1]
+
+
+def test_a_prompt_of_one_token_at_the_last_position(tiny_bundle: Path) -> None:
+    engine = open_engine(open_bundle(tiny_bundle), capacity=256, max_width=1)
+    engine.prefill(np.resize(TOKENS, 256))
+    expected = engine.logits(0).tobytes()
+    engine.reset(255)
+    engine.prefill(np.resize(TOKENS, 256)[255:])
+    assert engine.length == 256
+    assert engine.logits(0).tobytes() == expected
+
+
 def test_both_graphs_agree(tiny_bundle: Path) -> None:
     results = []
     for name in GRAPHS:
