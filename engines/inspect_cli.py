@@ -105,7 +105,7 @@ def _describe_bundle(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "model": asdict(manifest.model),
         "capacity": manifest.capacity,
         "kv_bytes_per_token": _bytes_per_token(
-            manifest, 2 if manifest.graphs and manifest.graphs[0].float_type == "float16" else 4
+            manifest, manifest.graphs[0].cache_dtype.itemsize if manifest.graphs else 4
         ),
         "eos_token_ids": list(manifest.eos_token_ids),
         "graphs": [_describe_graph(manifest, graph) for graph in manifest.graphs],

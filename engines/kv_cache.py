@@ -19,7 +19,7 @@ class HostKVCache:
         num_kv_heads: ``H_kv``.
         num_slots: ``S``, rows per head: capacity plus scratch rows of the widest step.
         head_size: ``D``.
-        dtype: float32 or float16.
+        dtype: float32, float16 or int8.
 
     Raises:
         CapacityError: If the memory can't be had.

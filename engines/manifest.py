@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
+
 from lade_edge.engines.errors import ManifestError
 
 MANIFEST_NAME = "lade.json"
 SCHEMA_VERSION = 1
 FORMS = ("canonical", "gqa", "in_place", "rows")
 FLOAT_TYPES = ("float32", "float16")
+CACHE_TYPES = (None, "int8")
 _LARGEST = 2**31 - 1
 _MOST_LAYERS = 4096
 _LARGEST_FLOAT = 1e300
@@ -76,6 +79,7 @@ class GraphEntry:
         precision: Of the weights: ``fp32``, ``fp16``, ``int8`` or ``int4``.
         float_type: numpy name of the type of masks and KV cache: ``float32`` or ``float16``.
         opset: Stamped opset of the default domain.
+        cache_type: ``int8`` where the KV cache is stored in that, None where in ``float_type``.
     """
 
     file: str
@@ -84,6 +88,12 @@ class GraphEntry:
     precision: str
     float_type: str
     opset: int
+    cache_type: str | None = None
+
+    @property
+    def cache_dtype(self) -> np.dtype[Any]:
+        """What the KV cache is stored in."""
+        return np.dtype(self.cache_type or self.float_type)
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -92,6 +102,8 @@ class GraphEntry:
             raise ValueError(
                 f"float_type is {self.float_type!r}, expected one of {', '.join(FLOAT_TYPES)}"
             )
+        if self.cache_type not in CACHE_TYPES:
+            raise ValueError(f"cache_type is {self.cache_type!r}, expected none or int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ output. A step then writes its numbers and runs; only a mask that got longer is 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ from lade_edge.engines.cuda_runtime import CudaRuntime
 from lade_edge.engines.device_cache import DeviceKVCache
 from lade_edge.engines.errors import CapacityError, ConfigError, EngineError
 from lade_edge.engines.kv_cache import HostKVCache
+from lade_edge.engines.manifest import GraphEntry
 from lade_edge.engines.masks import StepMask
 from lade_edge.engines.ort_binding import StepBinding, StepBuffers
 from lade_edge.engines.ort_device_binding import DeviceStepBuffers, tensorrt_provider_options
@@ -37,6 +39,7 @@ from lade_edge.engines.protocol import (
 )
 from lade_edge.engines.single_sequence import SingleSequence
 
+_INT8_CACHE_SINCE = (1, 27)
 PREFILL_CHUNK = 256  # tokens; wide enough to be compute-bound, small enough for the mask buffer
 
 
@@ -95,11 +98,13 @@ class OnnxRuntimeEngine(SingleSequence):
             provider_options = tensorrt_provider_options(
                 model, widest=widest, max_rows=max_width, slots=self._slots
             )
+        if graph.cache_type is not None:
+            _check_library(graph)
         self._session = open_session(
             bundle.graph_path, threads=threads, device=device, provider_options=provider_options
         )
         self._spec = EngineSpec(
-            name=f"onnxruntime {library_version()} {device} {graph.form} {graph.precision}",
+            name=_name(graph, device),
             device="cuda" if on_device else "cpu",
             vocab_size=model.vocab_size,
             capacity=capacity,
@@ -143,7 +148,7 @@ class OnnxRuntimeEngine(SingleSequence):
                 fixed=fixed, cache=device_cache, float_type=float_type,
             )  # fmt: skip
         else:
-            host_cache = HostKVCache(*shape, float_type)
+            host_cache = HostKVCache(*shape, graph.cache_dtype)
             self._cache = host_cache
             self._buffers = StepBuffers(
                 self._session, self._names, **sizes, fixed=fixed, cache=host_cache
@@ -239,6 +244,22 @@ class OnnxRuntimeEngine(SingleSequence):
                 "export the model again"
             )
         self._names = inputs | outputs
+
+
+def _name(graph: GraphEntry, device: str) -> str:
+    cache = f" {graph.cache_type}-cache" if graph.cache_type is not None else ""
+    return f"onnxruntime {library_version()} {device} {graph.form} {graph.precision}{cache}"
+
+
+def _check_library(graph: GraphEntry) -> None:
+    """Refuse libraries whose attention fails on an int8 cache, or only once it runs."""
+    found = library_version()
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _INT8_CACHE_SINCE:
+        wanted = ".".join(map(str, _INT8_CACHE_SINCE))
+        raise EngineError(
+            f"{graph.file} keeps its KV cache in {graph.cache_type}, which onnxruntime takes from "
+            f"{wanted} on, {found} is installed; update it or export with --kv-cache fp32"
+        )
 
 
 def _check_device(bundle: Bundle, device: str, driver: Driver) -> None:

@@ -124,6 +124,29 @@ def collect_statistics(
         yield found
 
 
+def largest_in_cache(
+    graph_file: Path, spec: ModelSpec, sequences: Sequence[Int64Array]
+) -> dict[str, Float32Array]:
+    """Run a lowered graph with a float32 cache over sequences and look into the cache.
+
+    Args:
+        graph_file: As for `collect_statistics`; its weights may be quantised.
+        spec: Shape of the model.
+        sequences: From `tokenise`.
+
+    Returns:
+        By cache input, ``(H_kv, D)`` float32: largest magnitude per channel.
+    """
+    runner = _Runner(graph_file, spec, [], max(map(len, sequences)))
+    largest: dict[str, Float32Array] = {}
+    for sequence in sequences:
+        runner.run(sequence)
+        for name, cache in runner.caches.items():
+            found = np.abs(cache[0, :, : len(sequence)]).max(axis=1)
+            largest[name] = np.maximum(largest.get(name, found), found)
+    return largest
+
+
 def _in_parts(widths: dict[str, int], bytes_per_moment: int) -> Iterator[list[str]]:
     part: list[str] = []
     room = _MOMENTS_BYTES
@@ -189,7 +212,7 @@ class _Runner:
             longest if "write_index" in self._inputs else None
         )  # all slots, or those used
         shape = (1, spec.num_kv_heads, longest, spec.head_size)
-        self._caches = {
+        self.caches = {
             f"{kind}_cache.{layer}": np.zeros(shape, np.float32)
             for kind in "kv"
             for layer in range(spec.num_layers)
@@ -210,7 +233,7 @@ class _Runner:
             "write_index": np.zeros(1, np.int64),
             "attn_mask": _additive(causal, self._columns or length),
             "attn_mask_window": _additive(recent, self._columns or length),
-            **self._caches,
+            **self.caches,
         }
         binding = self._session.io_binding()
         bound: list[str] = []
@@ -218,7 +241,7 @@ class _Runner:
             if name in self._inputs:
                 value = value_over(array)
                 binding.bind_ortvalue_input(name, value)
-                if name in self._caches:
+                if name in self.caches:
                     bound.append(name.replace("_cache.", "_cache_out."))
                     binding.bind_ortvalue_output(bound[-1], value)
         for name in self._outputs:

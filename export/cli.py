@@ -66,6 +66,11 @@ def build_parser() -> argparse.ArgumentParser:
         "and write (default: a mixed one of its own)",
     )  # fmt: skip
     parser.add_argument(
+        "--kv-cache", choices=("fp32", "int8"), default="fp32",
+        help="type of the KV cache beside --precision int8 or int4: int8 takes a quarter of the memory and "
+        "is faster behind a thousand tokens and more, needs onnxruntime 1.27 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--allow-quality-loss", action="store_true",
         help="keep a quantised graph even if its perplexity is over 1.1 times that of fp32",
     )  # fmt: skip
@@ -117,6 +122,7 @@ def _export(arguments: argparse.Namespace) -> ExportReport:
         target=arguments.target,
         precision=arguments.precision,
         calibrate=arguments.calibrate,
+        kv_cache=arguments.kv_cache,
         allow_quality_loss=arguments.allow_quality_loss,
         capacity=arguments.capacity,
         slim=arguments.slim,
@@ -148,9 +154,8 @@ def _stages() -> Iterator[Callable[[str], None]]:
 def _print_report(report: ExportReport) -> None:
     manifest = report.manifest
     model = manifest.model
-    float_type = manifest.graphs[0].float_type
-    element_bytes = 2 if float_type == "float16" else 4
-    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * element_bytes
+    cache_dtype = manifest.graphs[0].cache_dtype
+    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * cache_dtype.itemsize
     print(f"{report.folder}: {model.architecture}, {model.num_layers} layers")
     for graph in manifest.graphs:
         names = (graph.file, f"{graph.file}.data")
@@ -166,7 +171,7 @@ def _print_report(report: ExportReport) -> None:
         print(f"  {_quality_line(report)}")
     print(
         f"  KV cache {manifest.capacity} slots, {manifest.capacity * slot_bytes / 1e6:,.0f} MB "
-        f"in {float_type}; end ids " + (", ".join(map(str, manifest.eos_token_ids)) or "none")
+        f"in {cache_dtype}; end ids " + (", ".join(map(str, manifest.eos_token_ids)) or "none")
     )
     total = sum(report.stages_s.values())
     stages = ", ".join(f"{name} {seconds:.0f}" for name, seconds in report.stages_s.items())

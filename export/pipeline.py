@@ -40,6 +40,7 @@ DEFAULT_CAPACITY = 4096
 TARGETS = ("onnxruntime", "canonical")
 QUANTIZED = ("int8", "int4")
 PRECISIONS = ("fp32", "fp16", *QUANTIZED)
+KV_CACHES = ("fp32", "int8")
 _CANONICAL_OPSET = 24
 _PARITY_WIDTH = 16
 
@@ -56,6 +57,7 @@ class ExportOptions:
             lowered and leave the canonical one in float32.
         calibrate: Text that the model reads while its activations are measured, for ``int8`` and
             ``int4``; None takes the one that comes with the exporter.
+        kv_cache: ``fp32``, or ``int8`` beside a quantised ``precision``.
         allow_quality_loss: Keep a quantised graph whatever it lost.
         capacity: Default KV slots of the bundle; None means 4096, or the model's limit if lower.
         slim: Leave the canonical graph out of the bundle.
@@ -69,6 +71,7 @@ class ExportOptions:
     target: str = "onnxruntime"
     precision: str = "fp32"
     calibrate: Path | None = None
+    kv_cache: str = "fp32"
     allow_quality_loss: bool = False
     capacity: int | None = None
     slim: bool = False
@@ -91,6 +94,15 @@ class ExportOptions:
             raise ConfigError(
                 f"--calibrate is for --precision {' and '.join(QUANTIZED)}, not {self.precision}; "
                 "drop it"
+            )
+        if self.kv_cache not in KV_CACHES:
+            raise ConfigError(
+                f"--kv-cache {self.kv_cache} is unknown; choose {' or '.join(KV_CACHES)}"
+            )
+        if self.kv_cache != "fp32" and self.precision not in QUANTIZED:
+            raise ConfigError(
+                f"--kv-cache {self.kv_cache} is for --precision {' and '.join(QUANTIZED)}, not "
+                f"{self.precision}; drop it"
             )
         if self.calibrate is not None and not os.path.isfile(self.calibrate):
             raise ConfigError(f"--calibrate {self.calibrate} is no file; expected a text")
@@ -286,7 +298,7 @@ def _build_graphs(
         lower_for_onnxruntime(lowered, manifest.model)
         if half:
             half_precision.store_weights_as_half(lowered.graph)
-        graphs.append(_lowered_entry(options.precision, OPSET))
+        graphs.append(_lowered_entry(options.precision, OPSET, options.kv_cache))
         if options.precision in QUANTIZED:
             manifest = _quantize(
                 lowered, folder, manifest, options, stages, make_reference, gguf_file
@@ -315,8 +327,9 @@ def _build_graphs(
     return manifest
 
 
-def _lowered_entry(precision: str, opset: int) -> GraphEntry:
+def _lowered_entry(precision: str, opset: int, kv_cache: str = "fp32") -> GraphEntry:
     return GraphEntry(
+        cache_type=None if kv_cache == "fp32" else kv_cache,
         file=f"onnxruntime-{precision}.onnx",
         target="onnxruntime",
         form="gqa",
@@ -336,14 +349,22 @@ def _quantize(
     gguf_file: Path | None,
 ) -> Manifest:
     """Save the quantised graph and measure what it lost against the float32 one, itself checked."""
-    from lade_edge.export.calibration import CALIBRATION_TEXT, HELD_APART_TEXT, tokenise
+    from lade_edge.export.calibration import (
+        CALIBRATION_TEXT,
+        HELD_APART_TEXT,
+        largest_in_cache,
+        tokenise,
+    )
     from lade_edge.export.lower_onnxruntime import OPSET
     from lade_edge.export.parity import check_parity
     from lade_edge.export.quality import check_quality, compare_quality
     from lade_edge.export.quantization import quantize
+    from lade_edge.export.quantized_cache import store_cache_as_int8
 
-    single, entry = (_lowered_entry(p, OPSET) for p in ("fp32", options.precision))
+    single = _lowered_entry("fp32", OPSET)
+    entry = _lowered_entry(options.precision, OPSET, options.kv_cache)
     tokenizer_file = folder / "tokenizer.json"
+    calibration_text = options.calibrate or CALIBRATION_TEXT
     with tempfile.TemporaryDirectory(prefix=".float32-", dir=folder) as work:
         stages.begin("quantize")
         _save(lowered, Path(work) / single.file)
@@ -352,9 +373,15 @@ def _quantize(
             options.precision,
             manifest.model,
             tokenizer_file,
-            options.calibrate or CALIBRATION_TEXT,
+            calibration_text,
             gguf_file,
         )
+        if options.kv_cache == "int8":
+            sequences = tokenise(tokenizer_file, calibration_text, manifest.model.max_position)
+            _save(model, Path(work) / entry.file)
+            store_cache_as_int8(
+                model.graph, largest_in_cache(Path(work) / entry.file, manifest.model, sequences)
+            )
         _save(model, folder / entry.file)
         stages.begin("quality")
         engines = (

@@ -21,7 +21,7 @@ _OWN = (
     "--widths", "--workspace", "--timing-cache", "--hardware-compatible", "--version-compatible",
     "--strip-weights", "--device", "--force", "--profile-per-width",
 )  # fmt: skip
-_FOREIGN = ("--slim", "--no-check")
+_FOREIGN = ("--slim", "--no-check", "--kv-cache")
 _MEANING = {
     "load": "reading the source",
     "trace": "tracing the model",

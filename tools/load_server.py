@@ -62,6 +62,8 @@ class Load:
     def ask(self, number: int) -> dict[str, Any]:
         text = " ".join(self.random.choices(WORDS, k=self.random.randint(1, 24)))
         fields: dict[str, Any] = {"max_tokens": self.random.choice([8, 20, 40])}
+        if self.arguments.mode:
+            fields["mode"] = self.arguments.mode
         if number % 3 == 0:
             fields |= {"temperature": 0.8, "seed": number}
         if number % 2:
@@ -174,6 +176,7 @@ class Load:
         latencies = sorted(self.latencies) or [0.0]
         report = {
             "clients": self.arguments.clients,
+            "mode": self.arguments.mode,
             "seconds": self.arguments.seconds,
             **{kind: self.counts[kind] for kind in ("whole", "streamed", "slow", "left", "refused", "wrong")},
             "statuses": dict(self.statuses),
@@ -191,6 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True)
     parser.add_argument("--api-key")
+    parser.add_argument("--mode", help="of every request, e.g. exact (default: the server's)")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--minutes", type=float)

@@ -18,27 +18,30 @@ from reference_steps import CHAIN, TREE, engine_logits, random_step
 from tiny_models import VOCAB_SIZE
 
 FAMILIES = ("llama", "gemma2", "gpt2", "cohere", "qwen3_moe")
+FORMS = ("int8", "int4", "int8 cached in int8")
 BOUNDS = {"int8": 0.2, "int4": 0.6}  # of the logits' size: random models amplify every difference
 
 
 @pytest.fixture(scope="module")
 def quantized(exported: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Called with a family and a precision, returns the float32 bundle and the quantised one."""
+    """Called with a family and one of FORMS, returns the float32 bundle and the quantised one."""
     done: dict[tuple[str, str], tuple[Any, ExportReport]] = {}
     text = tmp_path_factory.mktemp("text") / "words.txt"
     words = np.random.default_rng(5).integers(3, VOCAB_SIZE, 1500)
     text.write_text(" ".join(f"w{word}" for word in words))
 
-    def quantize(family: str, precision: str) -> tuple[Any, ExportReport]:
-        if (family, precision) not in done:
+    def quantize(family: str, form: str) -> tuple[Any, ExportReport]:
+        if (family, form) not in done:
             tiny = exported(family)
+            precision, _, kv_cache = form.partition(" cached in ")
             options = ExportOptions(
-                precision=precision, slim=True, allow_quality_loss=True, check=False, calibrate=text
-            )
+                precision=precision, slim=True, allow_quality_loss=True, check=False,
+                calibrate=text, kv_cache=kv_cache or "fp32",
+            )  # fmt: skip
             out = tmp_path_factory.mktemp(family) / precision
             report = export_model(str(tiny.folder / "model.onnx"), out, options)
-            done[family, precision] = tiny, report
-        return done[family, precision]
+            done[family, form] = tiny, report
+        return done[family, form]
 
     return quantize
 
@@ -47,24 +50,22 @@ def opened(folder: Path) -> Engine:
     return open_engine(open_bundle(folder), capacity=100, max_width=16, threads=1)
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "qwen3_moe"])
-def test_close_to_float(family: str, precision: str, quantized: Any) -> None:
-    tiny, report = quantized(family, precision)
+def test_close_to_float(family: str, form: str, quantized: Any) -> None:
+    tiny, report = quantized(family, form)
     for parents in (CHAIN, TREE):  # a mixture's experts change with the last bits: not compared
         step = random_step(VOCAB_SIZE, 21, parents)
         expected = engine_logits(tiny.engine("lowered"), step)
         error = engine_logits(opened(report.folder), step) - expected
         found = np.sqrt(np.square(error).mean() / np.square(expected).mean())
-        assert 1e-6 < found < BOUNDS[precision]
+        assert 1e-6 < found < BOUNDS[form[:4]]
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_does_not_depend_on_its_companions(
-    family: str, precision: str, quantized: Any
-) -> None:
-    engine = opened(quantized(family, precision)[1].folder)
+def test_a_row_does_not_depend_on_its_companions(family: str, form: str, quantized: Any) -> None:
+    engine = opened(quantized(family, form)[1].folder)
     rng = np.random.default_rng(3)
     prefix = rng.integers(3, VOCAB_SIZE, 21)
     engine.prefill(prefix)
