@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lade_edge.runtime.drafter import StepOutcome
+from lade_edge.runtime.drafting.drafter import StepOutcome
 from lade_edge.runtime.generation import Event
 from lade_edge.runtime.verify import walk
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lade_edge.engines.protocol import Engine
     from lade_edge.runtime.commit import Committer
     from lade_edge.runtime.config import FinishReason
-    from lade_edge.runtime.drafter import Drafter
+    from lade_edge.runtime.drafting.drafter import Drafter
     from lade_edge.runtime.kept_prefix import Lease
     from lade_edge.runtime.layout import StepLayout
     from lade_edge.runtime.logprobs import LogprobReader

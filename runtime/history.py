@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from lade_edge.runtime.sources import DraftSource, ProposalClass, Rows
-from lade_edge.runtime.successors import SuccessorSource
-from lade_edge.runtime.suffix import SuffixSource
+from lade_edge.runtime.drafting.sources import DraftSource, ProposalClass, Rows
+from lade_edge.runtime.drafting.successors import SuccessorSource
+from lade_edge.runtime.drafting.suffix import SuffixSource
 
 MAX_TOKENS = 65_536  # of all texts kept; the oldest go first
 _SURENESS = 0.7  # of a guess from another request, against the same one from this

@@ -18,7 +18,7 @@ from lade_edge.runtime.config import PLAIN, Shape
 
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import BoolArray, EngineSpec, Int64Array
-    from lade_edge.runtime.tree import DraftTree
+    from lade_edge.runtime.drafting.tree import DraftTree
 
 
 _MAX_PLANS = 4096

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from lade_edge.engines.errors import ConfigError, EngineError
 from lade_edge.runtime.config import DEVICE_SHAPES, PLAIN, Shape
-from lade_edge.runtime.drafter import Drafter, LookaheadDrafter
+from lade_edge.runtime.drafting.drafter import Drafter, LookaheadDrafter
+from lade_edge.runtime.drafting.step_cost import StepCost, free
+from lade_edge.runtime.drafting.successors import SuccessorSource
+from lade_edge.runtime.drafting.suffix import SuffixSource
+from lade_edge.runtime.drafting.tree_drafter import TreeDrafter
+from lade_edge.runtime.drafting.window_source import WindowSource
 from lade_edge.runtime.layout import StepLayout
-from lade_edge.runtime.step_cost import StepCost, free
-from lade_edge.runtime.successors import SuccessorSource
-from lade_edge.runtime.suffix import SuffixSource
-from lade_edge.runtime.tree_drafter import TreeDrafter
-from lade_edge.runtime.window_source import WindowSource
 
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import EngineSpec
     from lade_edge.runtime.config import GenerationConfig
     from lade_edge.runtime.device_profile import DeviceProfile
-    from lade_edge.runtime.sources import DraftSource
+    from lade_edge.runtime.drafting.sources import DraftSource
 
 WIDEST_DRAFT = 32  # tokens; wider steps pay on no device measured so far
 _EXACT_MIN_WIDTH = 2  # a step of one token takes other kernels, which round otherwise

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lade_edge.runtime.tree import DraftTree
+    from lade_edge.runtime.drafting.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

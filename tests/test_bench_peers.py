@@ -20,7 +20,7 @@ from peers.table import Result, as_markdown
 from peers.worker import cross_entropy
 
 from lade_edge.engines import ConfigError
-from lade_edge.runtime.bench_prompts import BenchPrompt
+from lade_edge.runtime.bench.prompts import BenchPrompt
 
 PEER, OTHER, INT8 = ("llama.cpp gguf", "plain"), ("openvino int4", "lookup"), ("ours int8", "auto")
 

@@ -17,7 +17,7 @@ from lade_edge.runtime import cli
 SCRIPTS = {
     "lade-export": "lade_edge.export.cli",
     "lade-run": "lade_edge.runtime.cli",
-    "lade-bench": "lade_edge.runtime.bench_cli",
+    "lade-bench": "lade_edge.runtime.bench.cli",
     "lade-serve": "lade_edge.runtime.serve.cli",
     "lade-doctor": "lade_edge.engines.doctor_cli",
     "lade-inspect": "lade_edge.engines.inspect_cli",

@@ -16,8 +16,8 @@ from lade_edge.runtime import decode as decode_module
 from lade_edge.runtime import model as model_module
 from lade_edge.runtime import modes
 from lade_edge.runtime.commit import Committer
-from lade_edge.runtime.drafter import LookaheadDrafter, StepOutcome
-from lade_edge.runtime.tree_drafter import TreeDrafter
+from lade_edge.runtime.drafting.drafter import LookaheadDrafter, StepOutcome
+from lade_edge.runtime.drafting.tree_drafter import TreeDrafter
 from lade_edge.runtime.verify import Walk, walk
 
 PHRASE = (*b"abc def", EOS, *b"gh. ")

@@ -31,7 +31,7 @@ from peers.table import Result, as_markdown, claims
 from lade_edge.engines import ConfigError, LadeError, open_bundle
 from lade_edge.engines.command import CommandParser, run_command
 from lade_edge.export.calibration import HELD_APART_TEXT, tokenise
-from lade_edge.runtime.bench_prompts import OWN_PROMPTS, BenchPrompt, read_prompts
+from lade_edge.runtime.bench.prompts import OWN_PROMPTS, BenchPrompt, read_prompts
 from lade_edge.runtime.prompt import PromptEncoder
 
 _CONTEXT = 4096

@@ -17,7 +17,7 @@ from pathlib import Path
 from recording import RecordingEngine
 
 from lade_edge.runtime import load
-from lade_edge.runtime.bench_prompts import read_prompts
+from lade_edge.runtime.bench.prompts import read_prompts
 
 OPENINGS = (
     "", "In other words: ", "Briefly. ", "As a letter to a friend. ", "In five points. ",

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from lade_edge.engines.protocol import EngineSpec
 from lade_edge.runtime.config import PLAIN, Shape
+from lade_edge.runtime.drafting.tree import DraftTree
 from lade_edge.runtime.layout import StepInput, StepLayout
-from lade_edge.runtime.tree import DraftTree
 from lade_edge.runtime.verify import walk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"

@@ -32,7 +32,7 @@ from lade_edge.engines.doctor import examine, this_machine
 from lade_edge.engines.protocol import Engine
 from lade_edge.export.parity import check_parity, engine_reference
 from lade_edge.runtime import Model, load
-from lade_edge.runtime.bench_prompts import OWN_PROMPTS, read_prompts
+from lade_edge.runtime.bench.prompts import OWN_PROMPTS, read_prompts
 
 MORE_PROMPTS = Path(__file__).with_name("gpu_check_prompts.jsonl")
 PLANS = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}

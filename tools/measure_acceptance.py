@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from lade_edge.runtime import load
-from lade_edge.runtime.bench_prompts import read_prompts
+from lade_edge.runtime.bench.prompts import read_prompts
 
 
 def main() -> int:

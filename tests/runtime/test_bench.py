@@ -13,10 +13,10 @@ import pytest
 
 from fakes import EOS, Script, ScriptedEngine, scripted_model
 from lade_edge.engines.errors import ConfigError
-from lade_edge.runtime import bench_cli
 from lade_edge.runtime import model as model_module
-from lade_edge.runtime.bench import run_bench
-from lade_edge.runtime.bench_prompts import OWN_PROMPTS, BenchPrompt, read_prompts
+from lade_edge.runtime.bench import cli as bench_cli
+from lade_edge.runtime.bench.comparison import run_bench
+from lade_edge.runtime.bench.prompts import OWN_PROMPTS, BenchPrompt, read_prompts
 from lade_edge.runtime.generation import Generation
 from lade_edge.runtime.prompt import Prompt
 

@@ -7,8 +7,8 @@ import pytest
 
 from fakes import EOS, Script, ScriptedEngine, scripted_model
 from lade_edge.engines.protocol import Int64Array, StepResult
-from lade_edge.runtime.successors import SuccessorSource
-from lade_edge.runtime.suffix import SuffixSource
+from lade_edge.runtime.drafting.successors import SuccessorSource
+from lade_edge.runtime.drafting.suffix import SuffixSource
 
 CONSTANT = Script(alphabet=(97,), surprise=10**9)
 

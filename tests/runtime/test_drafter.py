@@ -4,7 +4,7 @@ import numpy as np
 
 from lade_edge.engines.protocol import StepResult
 from lade_edge.runtime.config import PLAIN, Shape
-from lade_edge.runtime.drafter import LookaheadDrafter, StepOutcome
+from lade_edge.runtime.drafting.drafter import LookaheadDrafter, StepOutcome
 
 
 def drafter_of(shape: Shape) -> LookaheadDrafter:

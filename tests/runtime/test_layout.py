@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fakes import ScriptedEngine
 from lade_edge.engines.protocol import BoolArray
 from lade_edge.runtime.config import PLAIN, Shape
+from lade_edge.runtime.drafting.tree import DraftTree
 from lade_edge.runtime.layout import StepInput, StepLayout, visibility, window_parents
-from lade_edge.runtime.tree import DraftTree
 
 PAPER_ORDER = """
 #.................... ##................... ###.................. ####.................

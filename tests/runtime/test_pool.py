@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from lade_edge.runtime.config import Shape
-from lade_edge.runtime.pool import NgramPool
-from lade_edge.runtime.tree import DraftTree
+from lade_edge.runtime.drafting.pool import NgramPool
+from lade_edge.runtime.drafting.tree import DraftTree
 
 
 def pool_of(ngram: int, guesses: int, max_keys: int = 99) -> NgramPool:

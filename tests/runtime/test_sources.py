@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lade_edge.runtime.sources import DraftSource, Rows
-from lade_edge.runtime.successors import SuccessorSource
-from lade_edge.runtime.suffix import SuffixSource
+from lade_edge.runtime.drafting.sources import DraftSource, Rows
+from lade_edge.runtime.drafting.successors import SuccessorSource
+from lade_edge.runtime.drafting.suffix import SuffixSource
 
 
 def guesses(source: DraftSource, *context: int) -> list[tuple[int, str]]:

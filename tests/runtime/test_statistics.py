@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fakes import scripted_model
+from lade_edge.runtime.drafting.tree import DraftTree
 from lade_edge.runtime.report import print_statistics
 from lade_edge.runtime.statistics import Meter
-from lade_edge.runtime.tree import DraftTree
 
 
 def test_speed_counts_what_follows_the_first_token() -> None:

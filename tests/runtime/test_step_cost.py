@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lade_edge.runtime.step_cost import StepCost, free
+from lade_edge.runtime.drafting.step_cost import StepCost, free
 
 
 def test_times_between_measured_widths_are_interpolated() -> None:

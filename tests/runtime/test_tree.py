@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lade_edge.runtime.tree import DraftTree
+from lade_edge.runtime.drafting.tree import DraftTree
 
 
 def tree_of(*chains: list[int], max_nodes: int = 99, max_depth: int = 99) -> DraftTree:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from lade_edge.engines.protocol import StepResult
-from lade_edge.runtime.drafter import StepOutcome
-from lade_edge.runtime.estimates import Estimates
-from lade_edge.runtime.sources import ProposalClass, Rows
-from lade_edge.runtime.step_cost import StepCost, free
-from lade_edge.runtime.suffix import SuffixSource
-from lade_edge.runtime.tree_drafter import TreeDrafter
+from lade_edge.runtime.drafting.drafter import StepOutcome
+from lade_edge.runtime.drafting.estimates import Estimates
+from lade_edge.runtime.drafting.sources import ProposalClass, Rows
+from lade_edge.runtime.drafting.step_cost import StepCost, free
+from lade_edge.runtime.drafting.suffix import SuffixSource
+from lade_edge.runtime.drafting.tree_drafter import TreeDrafter
 
 
 class TableSource:

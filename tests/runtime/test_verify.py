@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lade_edge.runtime.tree import DraftTree
+from lade_edge.runtime.drafting.tree import DraftTree
 from lade_edge.runtime.verify import Walk, walk
 
 NO_EOS: frozenset[int] = frozenset()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lade_edge.runtime.config import Shape
-from lade_edge.runtime.window import JacobiWindow
+from lade_edge.runtime.drafting.window import JacobiWindow
 
 
 def window_of(columns: int, ngram: int, *, seed: int = 0, eos: int = 99) -> JacobiWindow:

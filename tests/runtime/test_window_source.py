@@ -5,10 +5,10 @@ import numpy as np
 from fakes import Script, ScriptedEngine, scripted_model
 from lade_edge.engines.protocol import StepResult
 from lade_edge.runtime.config import Shape
-from lade_edge.runtime.drafter import StepOutcome
-from lade_edge.runtime.step_cost import StepCost, free
-from lade_edge.runtime.tree_drafter import TreeDrafter
-from lade_edge.runtime.window_source import WindowSource
+from lade_edge.runtime.drafting.drafter import StepOutcome
+from lade_edge.runtime.drafting.step_cost import StepCost, free
+from lade_edge.runtime.drafting.tree_drafter import TreeDrafter
+from lade_edge.runtime.drafting.window_source import WindowSource
 
 SHAPE = Shape(window=2, ngram=3, guesses=0)  # three slots beside the root
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lade_edge.runtime.estimates import Estimates
-from lade_edge.runtime.growth import Grower, Grown
-from lade_edge.runtime.sources import CONTEXT, Rows
-from lade_edge.runtime.tree import DraftTree
+from lade_edge.runtime.drafting.estimates import Estimates
+from lade_edge.runtime.drafting.growth import Grower, Grown
+from lade_edge.runtime.drafting.sources import CONTEXT, Rows
+from lade_edge.runtime.drafting.tree import DraftTree
 
 if TYPE_CHECKING:
-    from lade_edge.runtime.drafter import StepOutcome
-    from lade_edge.runtime.sources import DraftSource
-    from lade_edge.runtime.step_cost import StepCost
-    from lade_edge.runtime.window_source import WindowSource
+    from lade_edge.runtime.drafting.drafter import StepOutcome
+    from lade_edge.runtime.drafting.sources import DraftSource
+    from lade_edge.runtime.drafting.step_cost import StepCost
+    from lade_edge.runtime.drafting.window_source import WindowSource
 
 
 class TreeDrafter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lade_edge.runtime.sources import CONTEXT, ProposalClass, Rows
+from lade_edge.runtime.drafting.sources import CONTEXT, ProposalClass, Rows
 
 ORDERS = (CONTEXT, 6, 4, 3, 2, 1)  # context lengths that are indexed, longest first
 _MAX_RANK = 3  # different continuations tried per context

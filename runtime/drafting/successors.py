@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lade_edge.runtime.sources import ProposalClass, Rows
+from lade_edge.runtime.drafting.sources import ProposalClass, Rows
 
 ORDERS = (3, 2, 1)
 _MAX_RANK = 4

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lade_edge.runtime.pool import NgramPool
-from lade_edge.runtime.tree import DraftTree
-from lade_edge.runtime.window import JacobiWindow
+from lade_edge.runtime.drafting.pool import NgramPool
+from lade_edge.runtime.drafting.tree import DraftTree
+from lade_edge.runtime.drafting.window import JacobiWindow
 
 if TYPE_CHECKING:
     from lade_edge.engines.protocol import StepResult

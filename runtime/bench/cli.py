@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> str:
-    from lade_edge.runtime.bench_report import FORMS
+    from lade_edge.runtime.bench.report import FORMS
 
     return FORMS[arguments.output](_run(arguments))
 
@@ -79,10 +79,10 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"{flag} is {getattr(arguments, name)}; expected 1 or more")
     from rich.console import Console
 
-    from lade_edge.runtime.bench import run_bench
-    from lade_edge.runtime.bench_card import static_card
-    from lade_edge.runtime.bench_plot import check_plotting, plot
-    from lade_edge.runtime.bench_prompts import OWN_PROMPTS, read_prompts
+    from lade_edge.runtime.bench.card import static_card
+    from lade_edge.runtime.bench.comparison import run_bench
+    from lade_edge.runtime.bench.plot import check_plotting, plot
+    from lade_edge.runtime.bench.prompts import OWN_PROMPTS, read_prompts
     from lade_edge.runtime.device_profile import measure, usable_processors
     from lade_edge.runtime.model import DEFAULT_MAX_WIDTH, load
 

@@ -16,7 +16,7 @@ from lade_edge.engines.errors import ConfigError
 from lade_edge.engines.peak_memory import peak_memory_mb
 
 if TYPE_CHECKING:
-    from lade_edge.runtime.bench_prompts import BenchPrompt
+    from lade_edge.runtime.bench.prompts import BenchPrompt
     from lade_edge.runtime.config import Mode
     from lade_edge.runtime.generation import Generation
     from lade_edge.runtime.model import Model

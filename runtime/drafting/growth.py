@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from lade_edge.runtime.sources import CONTEXT
+from lade_edge.runtime.drafting.sources import CONTEXT
 
 if TYPE_CHECKING:
-    from lade_edge.runtime.estimates import Estimates
-    from lade_edge.runtime.sources import DraftSource
-    from lade_edge.runtime.step_cost import StepCost
+    from lade_edge.runtime.drafting.estimates import Estimates
+    from lade_edge.runtime.drafting.sources import DraftSource
+    from lade_edge.runtime.drafting.step_cost import StepCost
 
 
 _Entry = tuple[float, int, int, int]  # minus path chance, parent, token, class

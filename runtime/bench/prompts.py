@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lade_edge.engines.errors import ConfigError
 
-OWN_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")
+OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lade_edge.runtime.config import Shape
-from lade_edge.runtime.sources import ProposalClass, Rows
-from lade_edge.runtime.window import JacobiWindow
+from lade_edge.runtime.drafting.sources import ProposalClass, Rows
+from lade_edge.runtime.drafting.window import JacobiWindow
 
 _MAX_RANK = 3  # tokens kept and tried after the same beginning
 _MAX_ENTRIES = 65_536

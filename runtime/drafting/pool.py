@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lade_edge.runtime.config import Shape
-    from lade_edge.runtime.tree import DraftTree
+    from lade_edge.runtime.drafting.tree import DraftTree
 
 MAX_KEYS = 16384
 

@@ -1,0 +1,1 @@
+"""``lade-bench``: plain against automatic decoding, the machine's limits, step times."""
