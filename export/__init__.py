@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lade_edge.export.pipeline import ExportOptions, ExportReport, export_model
+    from lade_edge.export.options import ExportOptions, ExportReport
+    from lade_edge.export.pipeline import export_model
 
 __all__ = ["ExportOptions", "ExportReport", "export_model"]
 

@@ -15,7 +15,7 @@ from lade_edge.export import plan_cli
 from lade_edge.export.progress import progress_bar
 
 if TYPE_CHECKING:
-    from lade_edge.export.pipeline import ExportReport
+    from lade_edge.export.options import ExportReport
 
 _STAGES = ("load", "trace", "fuse", "lower", "quantize", "quality", "save", "check", "write")
 _MEANING = {
@@ -112,7 +112,8 @@ def _run(arguments: argparse.Namespace, given: set[str]) -> None:
 
 def _export(arguments: argparse.Namespace) -> ExportReport:
     try:
-        from lade_edge.export.pipeline import ExportOptions, export_model
+        from lade_edge.export.options import ExportOptions
+        from lade_edge.export.pipeline import export_model
     except ImportError as error:
         raise LadeError(
             f"{error.name or error} is not installed; pip install 'lade-edge[export,cpu]' brings "

@@ -217,7 +217,8 @@ def _canonical(source: str, work: Path, options: PlanOptions, stage: Stage) -> B
                 "built from a canonical one in fp32 (model.onnx): export with --target canonical"
             )
         return bundle
-    from lade_edge.export.pipeline import ExportOptions, export_model
+    from lade_edge.export.options import ExportOptions
+    from lade_edge.export.pipeline import export_model
 
     made = export_model(
         source,
