@@ -67,8 +67,6 @@ def prepare(
         tested = profile().widths
         max_width = max(width for width in tested if width <= max(max_width, tested[0]))
         _check_invariance(profile(), spec, min_width)
-    elif settings.cost != "flat":  # which widths are run must not show in the output
-        min_width = max(min_width, min(profile().invariant_from or 1, max_width))
     if min_width > max_width:
         raise ConfigError(
             f"steps of at least {min_width} and at most {max_width} tokens are asked for; raise "

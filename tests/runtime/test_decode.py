@@ -66,7 +66,7 @@ def test_a_step_without_candidates_is_a_plain_step(
     engine = ScriptedEngine(Script(), max_width=5)  # too narrow for a window
     options: dict[str, Any] = {"mode": mode, "cost": cost, "max_new_tokens": 50}
     found = scripted_model(engine=engine).generate("ab", **options)
-    assert engine.widths == [1 if (mode, cost) == ("auto", "flat") else 2] * 49
+    assert engine.widths == [2 if mode == "exact" else 1] * 49
     assert found.stats.proposed == found.stats.accepted == {}
     assert list(found.output_ids) == Script().text(b"[user]ab\n[assistant]", 50)
 
