@@ -13,6 +13,7 @@ from lade_edge.export.graph_edit import GraphEditor, float_attribute, is_weight,
 from lade_edge.export.grouped_query_attention import MICROSOFT, use_grouped_query_attention
 from lade_edge.export.packed_attention import rotate_in_attention
 from lade_edge.export.projections import merge_siblings, read_tied_head_as_stored
+from lade_edge.export.two_stage_top_k import find_best_in_two_stages
 
 OPSET = 21
 IR_VERSION = 10
@@ -34,6 +35,7 @@ def lower_for_onnxruntime(model: ir.Model, spec: ModelSpec) -> None:
     merge_siblings(model.graph)
     rotate_in_attention(model.graph, spec)
     read_tied_head_as_stored(model.graph)
+    find_best_in_two_stages(model.graph)
     stamp(model)
 
 
