@@ -29,7 +29,12 @@ Start = Callable[..., "Process"]
 
 class Process:
     def __init__(self, *arguments: str) -> None:
-        code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import serving; serving.main()"
+        code = (
+            "import signal, sys; "
+            # a runner that was started in the background has Ctrl-C ignored, which children inherit
+            "signal.signal(signal.SIGINT, signal.default_int_handler); "
+            f"sys.path.insert(0, {str(ROOT / 'tests')!r}); import serving; serving.main()"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", code, *arguments],
             stdout=subprocess.PIPE,
