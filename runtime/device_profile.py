@@ -1,37 +1,18 @@
-"""What this engine's steps cost on this device, and whether a row depends on its step's width.
-
-Measured once, in a few seconds, and kept in the user's cache folder under everything that could
-change it: bundle, graph, engine, device, threads.
-"""
+"""What this engine's steps cost on this device, and whether a row depends on its step's width."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lade_edge.engines.cache_folder import cache_folder
-
-if TYPE_CHECKING:
-    from lade_edge.engines.protocol import Engine
-
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32)
-_NEAR, _FAR = 256, 2048  # committed slots while measuring, fewer where the capacity is lower
-_ROUNDS, _FAR_ROUNDS = 7, 3
-_FORMAT = 2
-_LEAST_STEPS = 8  # of one width in a generation, before its time says anything
+_LEAST_STEPS = 3  # of one width in a generation, before its time says anything
+_STEPS_FOR_A_WIDTH = 8  # before it says anything about this width alone
 _CORRECTION = 0.1
-
-Progress = Callable[[float], None]
+_CAUTION = 5.0  # steps that would say nothing has changed, beside those of a generation
+_MOST_CHANGE = 2.0  # of the price of width, by one generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +20,7 @@ class DeviceProfile:
     """One measurement.
 
     Attributes:
-        step_ms: Median milliseconds of a step by its width in tokens, all rows wanted, by
+        step_ms: Milliseconds of a step by its width in tokens, all rows wanted, by
             committed slots: at one or two lengths, ascending.
         invariant_from: Least width from which the rows of a chain are the same, bit for bit, in
             steps of every measured width; None if there is no such width below the widest.
@@ -81,161 +62,71 @@ class DeviceProfile:
         return 1e3 * total / sum(expected[width] * len(spent) for width, spent in known.items())
 
     def corrected(self, seconds: Mapping[int, Sequence[float]], length: int) -> DeviceProfile:
-        """This profile with the steps of a finished generation averaged in, slowly.
+        """This profile with the steps of a finished generation taken in.
 
-        Only the proportions between widths count: a machine that got slower as a whole changes
-        nothing.
+        What a step costs beyond a plain one follows at once, for all widths alike: a machine whose
+        memory got slower, or its arithmetic, changes that. How a single width departs from the rest
+        follows slowly. A machine that got slower as a whole changes nothing.
 
         Args:
             seconds: Times of the steps by width.
             length: Committed slots, on average.
         """
-        expected, drift = self.at(length), self.drift(seconds, length)
-        factors = {
-            width: 1 + _CORRECTION * (1e3 * median(spent) / (drift * expected[width]) - 1)
+        times = {
+            width: 1e3 * median(spent)
             for width, spent in seconds.items()
-            if width in expected and len(spent) >= _LEAST_STEPS and median(spent)
+            if len(spent) >= _LEAST_STEPS and median(spent)
+        }
+        counts = {width: len(seconds[width]) for width in times}
+        price = self._price_of_width(times, counts, length)
+        priced = {used: _repriced(by_width, price) for used, by_width in self.step_ms.items()}
+        profile = DeviceProfile(step_ms=priced, invariant_from=self.invariant_from)
+        expected, drift = profile.at(length), profile.drift(seconds, length)
+        factors = {
+            width: 1 + _CORRECTION * (ms / (drift * expected[width]) - 1)
+            for width, ms in times.items()
+            if width in expected and counts[width] >= _STEPS_FOR_A_WIDTH
         }
         if len(factors) < 2:
-            return self
+            return profile
         step_ms = {
-            used: {width: ms * factors.get(width, 1.0) for width, ms in times.items()}
-            for used, times in self.step_ms.items()
+            used: {width: ms * factors.get(width, 1.0) for width, ms in by_width.items()}
+            for used, by_width in priced.items()
         }
         return DeviceProfile(step_ms=step_ms, invariant_from=self.invariant_from)
 
+    def _price_of_width(
+        self, times: Mapping[int, float], counts: Mapping[int, int], length: int
+    ) -> float:
+        """What a step costs beyond a plain one, in proportion to what it did; 1 if unknown.
 
-def load_profile(
-    engine: Engine, *, identity: str, max_width: int, progress: Progress = lambda share: None
-) -> DeviceProfile:
-    """The profile from the cache, or a fresh one that is put there.
-
-    Args:
-        engine: Empty engine; left empty.
-        identity: Everything about model and settings that could change the result.
-        max_width: Widest step of interest.
-        progress: Told the finished share of a measurement, 0 to 1.
-    """
-    widths = [width for width in WIDTHS if width <= min(max_width, engine.spec.max_width)]
-    key = "\n".join([
-        str(_FORMAT), identity, engine.spec.name, str(engine.spec.capacity), device_identity(),
-        repr(widths),
-    ])  # fmt: skip
-    try:
-        path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    except RuntimeError:  # no home folder: nothing is kept
-        return measure(engine, widths, progress)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        profile = DeviceProfile(
-            step_ms={
-                int(used): {int(width): float(ms) for width, ms in times.items()}
-                for used, times in content["step_ms"].items()
-            },
-            invariant_from=content["invariant_from"],
+        A weighted regression: time over expected time is ``a + d x`` with x the expected share of
+        what comes on top of a plain step, so a plain step takes ``a`` times what it did and the rest
+        ``a + d`` times.
+        """
+        if len(times) < 2:
+            return 1.0
+        expected = self.at(length)
+        plain = min(expected.values())
+        usual = np.interp([*times], [*expected], [*expected.values()])
+        ratios = np.array([*times.values()]) / usual
+        shares = 1 - plain / usual
+        weights = np.array([counts[width] for width in times])
+        mean_share, mean_ratio = (
+            np.average(values, weights=weights) for values in (shares, ratios)
         )
-        if (
-            sorted(profile.step_ms) == _lengths(engine, widths)
-            and all(
-                sorted(times) == widths and all(0 < ms < float("inf") for ms in times.values())
-                for times in profile.step_ms.values()
-            )
-            and (profile.invariant_from is None or profile.invariant_from in widths)
-        ):
-            return profile
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass  # absent, or of no use: measured again
-    profile = measure(engine, widths, progress)
-    _store(path, profile)
-    return profile
+        spread = weights @ (shares - mean_share) ** 2
+        if not spread:
+            return 1.0
+        caution = _CAUTION * np.average(shares**2, weights=weights)
+        slope = weights @ ((shares - mean_share) * ratios) / (spread + caution)
+        plain_ratio = mean_ratio - slope * mean_share
+        if plain_ratio <= 0:
+            return 1.0
+        return float(np.clip(1 + slope / plain_ratio, 1 / _MOST_CHANGE, _MOST_CHANGE))
 
 
-def measure(
-    engine: Engine, widths: Sequence[int], progress: Progress = lambda share: None
-) -> DeviceProfile:
-    """Measure step times, interleaved so that a drifting machine gives true ratios.
-
-    Args:
-        engine: Engine; its cache is emptied before and after.
-        widths: Widths to measure, ascending.
-        progress: Told the finished share.
-    """
-    lengths = _lengths(engine, widths)
-    rounds = {used: _FAR_ROUNDS if used > _NEAR else _ROUNDS for used in lengths}
-    total, done = sum(rounds.values()) + len(rounds), 0
-    text = np.random.default_rng(0).integers(0, engine.spec.vocab_size, lengths[-1] + widths[-1])
-    times: dict[int, dict[int, list[float]]] = {
-        used: {width: [] for width in widths} for used in lengths
-    }
-    rows: dict[int, list[bytes]] = {}
-    engine.reset()
-    try:
-        for used in lengths:
-            engine.prefill(text[engine.length : used])
-            for round_number in range(rounds[used] + 1):  # the first one warms up
-                for width in widths:
-                    tokens = text[used : used + width].tolist()
-                    chain, wanted = np.tri(width, dtype=np.bool_), np.arange(width)
-                    started = perf_counter()
-                    engine.step(tokens, range(used, used + width), chain, wanted)
-                    times[used][width].append(1e3 * (perf_counter() - started))
-                    if used == lengths[0] and not round_number:
-                        rows[width] = [engine.logits(row).tobytes() for row in range(width)]
-                done += 1
-                progress(done / total)
-    finally:
-        engine.reset()
-    return DeviceProfile(
-        step_ms={
-            used: {width: median(spent[1:]) for width, spent in by_width.items()}
-            for used, by_width in times.items()
-        },
-        invariant_from=_invariant_from(rows),
-    )
-
-
-def _lengths(engine: Engine, widths: Sequence[int]) -> list[int]:
-    """Committed slots at which to measure: what the capacity allows of the two."""
-    spec = engine.spec
-    most = max(1, min(spec.capacity - 1, spec.max_position - widths[-1]))
-    return sorted({min(_NEAR, most), min(_FAR, most)})
-
-
-def _invariant_from(rows: dict[int, list[bytes]]) -> int | None:
-    """Least width whose rows all wider steps repeat."""
-    widths = sorted(rows)
-    for index, width in enumerate(widths[:-1]):
-        if all(rows[wider][:width] == rows[width] for wider in widths[index + 1 :]):
-            return width
-    return None
-
-
-def device_identity() -> str:
-    """Processor and how many of them may be used, as far as that can be told."""
-    model = platform.processor()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("model name", "Model")):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass  # not Linux
-    return f"{platform.machine()} {model} x{usable_processors()}"
-
-
-def usable_processors() -> int:
-    """Processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _store(path: Path, profile: DeviceProfile) -> None:
-    """Keep a profile if the place can be written; a measurement that isn't kept still counts."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(profile)) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        pass
+def _repriced(by_width: dict[int, float], price: float) -> dict[int, float]:
+    """Times by width with what comes on top of the least one multiplied."""
+    plain = min(by_width.values())
+    return {width: plain + price * (ms - plain) for width, ms in by_width.items()}

@@ -12,13 +12,15 @@ from lade_edge.runtime.commit import Committer
 from lade_edge.runtime.config import FinishReason, GenerationConfig
 from lade_edge.runtime.decode import decode
 from lade_edge.runtime.detokenize import Detokenizer, byte_token_ids, special_token_ids
-from lade_edge.runtime.device_profile import DeviceProfile, Progress, load_profile
+from lade_edge.runtime.device_profile import DeviceProfile
 from lade_edge.runtime.drafting.pool_file import read_pool, write_pool
 from lade_edge.runtime.generation import Generation, Stream
 from lade_edge.runtime.history import DraftHistory
 from lade_edge.runtime.kept_prefix import KeptPrefix
 from lade_edge.runtime.logprobs import LogprobReader
 from lade_edge.runtime.modes import prepare
+from lade_edge.runtime.profile_cache import ProfileCache
+from lade_edge.runtime.profile_measurement import WIDTHS, Progress, measure
 from lade_edge.runtime.prompt import Prompt, PromptEncoder
 from lade_edge.runtime.sampling import sampler_for
 from lade_edge.runtime.statistics import Meter
@@ -65,6 +67,7 @@ class Model:
         self._identity = identity
         self._progress = progress
         self._profile: DeviceProfile | None = None
+        self._profile_cache: ProfileCache | None = None
         self._history: DraftHistory | None = None
         self.engine = engine
         self.prompts = prompts
@@ -222,22 +225,26 @@ class Model:
         plain_ms = min(self._profile.at(length).values())
         plain_s = 1e-3 * plain_ms * self._profile.drift(meter.step_s, length)
         self._profile = self._profile.corrected(meter.step_s, length)
+        if self._profile_cache is not None:
+            self._profile_cache.write(self._profile)
         return plain_s
 
     def profile(self) -> DeviceProfile:
-        """Step times of this engine on this device; measured once, then kept in the user's cache.
+        """Step times of this engine on this device.
+
+        Measured once, kept in the user's cache, corrected by every generation that went by them.
 
         A stream still running on this model is closed if a measurement has to be made.
         """
         if self._profile is None:
+            widths = [width for width in WIDTHS if width <= self.engine.spec.max_width]
+            cache = self._profile_cache = ProfileCache(self.engine, self._identity, widths)
+            self._profile = cache.read()
+        if self._profile is None:
             if self._running is not None:
                 self._running.supersede()
-            self._profile = load_profile(
-                self.engine,
-                identity=self._identity,
-                max_width=self.engine.spec.max_width,
-                progress=self._progress,
-            )
+            self._profile = measure(self.engine, widths, self._progress)
+            cache.write(self._profile)
         return self._profile
 
     def open_pool(self, path: str | Path) -> None:
@@ -264,8 +271,9 @@ class Model:
         write_pool(Path(path), self._history, self.prompts.tokenizer)
 
     def use_profile(self, profile: DeviceProfile) -> None:
-        """Go by these step times, in place of a measurement."""
+        """Go by these step times, in place of a measurement; they aren't kept."""
         self._profile = profile
+        self._profile_cache = None
 
 
 def load(

@@ -31,7 +31,7 @@ def measure(
     import numpy as np
 
     from lade_edge.engines import open_bundle, open_engine
-    from lade_edge.runtime.device_profile import measure as profile
+    from lade_edge.runtime.profile_measurement import measure as profile
 
     started = perf_counter()
     engine = open_engine(open_bundle(path), max_width=max(WIDTHS), threads=threads)

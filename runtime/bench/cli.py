@@ -83,8 +83,9 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     from lade_edge.runtime.bench.comparison import run_bench
     from lade_edge.runtime.bench.plot import check_plotting, plot
     from lade_edge.runtime.bench.prompts import OWN_PROMPTS, read_prompts
-    from lade_edge.runtime.device_profile import measure, usable_processors
     from lade_edge.runtime.model import DEFAULT_MAX_WIDTH, load
+    from lade_edge.runtime.profile_cache import usable_processors
+    from lade_edge.runtime.profile_measurement import measure
 
     if arguments.plot is not None:
         check_plotting(arguments.plot)
