@@ -91,8 +91,11 @@ class OnnxRuntimeEngine(SingleSequence):
         self._slots = capacity + max_width
         widest = max(max_width, min(PREFILL_CHUNK, capacity))
         on_device = device != "cpu"
+        where = device
         if on_device:
-            _check_device(bundle, device, driver())
+            found = driver()
+            _check_device(bundle, device, found)
+            where = f"{device} on {found.devices[0].name}"
         provider_options = {}
         if device == "tensorrt":
             provider_options = tensorrt_provider_options(
@@ -104,7 +107,7 @@ class OnnxRuntimeEngine(SingleSequence):
             bundle.graph_path, threads=threads, device=device, provider_options=provider_options
         )
         self._spec = EngineSpec(
-            name=_name(graph, device),
+            name=_name(graph, where),
             device="cuda" if on_device else "cpu",
             vocab_size=model.vocab_size,
             capacity=capacity,
@@ -246,9 +249,9 @@ class OnnxRuntimeEngine(SingleSequence):
         self._names = inputs | outputs
 
 
-def _name(graph: GraphEntry, device: str) -> str:
+def _name(graph: GraphEntry, where: str) -> str:
     cache = f" {graph.cache_type}-cache" if graph.cache_type is not None else ""
-    return f"onnxruntime {library_version()} {device} {graph.form} {graph.precision}{cache}"
+    return f"onnxruntime {library_version()} {where} {graph.form} {graph.precision}{cache}"
 
 
 def _check_library(graph: GraphEntry) -> None:

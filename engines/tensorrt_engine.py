@@ -101,8 +101,7 @@ class TensorRTEngine(SingleSequence):
         check_device(record, plan, device.compute_capability)
         self._record = record
         self._spec = EngineSpec(
-            name=f"{found.title} sm{device.compute_capability.replace('.', '')} {record.form} "
-            f"{record.precision}",
+            name=f"{found.title} on {device.name} {record.form} {record.precision}",
             device="cuda",
             vocab_size=record.model.vocab_size,
             capacity=capacity,

@@ -10,7 +10,7 @@ from typing import Any
 import bench_peers
 import numpy as np
 import pytest
-from peers.catalogue import Environment
+from peers.catalogue import Candidate, Environment
 from peers.measure import Prompt, measure
 from peers.process import PeerError, WorkerProcess
 from peers.recorder import Recorder
@@ -307,6 +307,22 @@ def test_an_installer_that_fails_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"missing\.whl"):
         setup.python(Environment(name="nothing", requirements=(here,)))
     assert not (tmp_path / "nothing" / "venv" / "peer-installed").exists()
+
+
+def test_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    copy = "import os, shutil, sys; shutil.copytree(os.path.dirname(sys.argv[1]), sys.argv[2])"
+    candidate = Candidate(
+        engine="x", precision="fp32", environment=None, module="x",
+        conversion=("python", "-c", copy, "{gguf}", "{out}"),
+    )  # fmt: skip
+    found = []
+    for content in ("a", "b", "a"):
+        folder = tmp_path / content
+        folder.mkdir(exist_ok=True)
+        (folder / "model.gguf").write_text(content)
+        setup = Setup(tmp_path / "cache", folder / "model.gguf", lambda what: None)
+        found.append(setup.model(candidate))
+    assert found[0] == found[2] != found[1]
 
 
 def test_this_projects_worker_generates_and_scores(tiny_bundle: Path, tmp_path: Path) -> None:

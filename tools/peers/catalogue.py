@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 OURS = "ours"
 
@@ -49,6 +53,22 @@ class Candidate:
         return f"{self.engine} {self.precision}"
 
 
+def _flags_of_this_machine() -> str:
+    """Compiler flags for llama.cpp beside ``-march=native``.
+
+    GCC before 13 drops the stores that set up AMX tiles, and the program traps at the first one.
+    """
+    processor = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not processor.is_file():
+        return ""
+    gcc = shutil.which("gcc")
+    if "amx_tile" not in processor.read_text() or gcc is None:
+        return ""
+    version = subprocess.run([gcc, "-dumpversion"], capture_output=True, text=True).stdout
+    without = "-mno-amx-int8" if int(version.partition(".")[0] or 0) < 13 else ""
+    return without and f" -DCMAKE_C_FLAGS={without} -DCMAKE_CXX_FLAGS={without}"
+
+
 TRANSFORMERS = Environment(
     name="transformers",
     requirements=("transformers>=5,<6", "torch", "gguf", "accelerate", "sentencepiece"),
@@ -56,7 +76,10 @@ TRANSFORMERS = Environment(
 _LLAMA_CPP = Environment(
     name="llama.cpp",
     requirements=("llama-cpp-python",),
-    variables=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"), ("CMAKE_BUILD_PARALLEL_LEVEL", "2")),
+    variables=(
+        ("CMAKE_ARGS", f"-DGGML_NATIVE=ON{_flags_of_this_machine()}"),
+        ("CMAKE_BUILD_PARALLEL_LEVEL", "2"),
+    ),
 )
 _OPENVINO = Environment(
     name="openvino",

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from peers.catalogue import TRANSFORMERS, Candidate, Environment
 
-from lade_edge.engines import LadeError
+from lade_edge.engines import LadeError, describe_file
 
 TOOLS = Path(__file__).resolve().parents[1]
 _CONSTRAINTS = TOOLS / "constraints.txt"  # torch comes as a CPU build, in every environment
@@ -33,7 +34,12 @@ class Setup:
 
     def __init__(self, cache: Path, gguf: Path, tell: Tell) -> None:
         self._cache, self._gguf, self._tell = cache.resolve(), gguf.resolve(), tell
-        self._models = self._cache / "models" / self._gguf.stem
+
+    @cached_property
+    def _models(self) -> Path:
+        """The folder of this model's conversions; files of one name are told apart."""
+        digest = describe_file(self._gguf).sha256[:8]
+        return self._cache / "models" / f"{self._gguf.stem}-{digest}"
 
     def python(self, environment: Environment | None) -> Path:
         """The interpreter of an environment, installed if it isn't.
@@ -52,6 +58,8 @@ class Setup:
             _run([sys.executable, "-m", "venv", str(folder)], log)
             pip = [str(python), "-m", "pip"]
             install = [*pip, "install", "-c", str(_CONSTRAINTS), *environment.requirements]
+            if environment.variables:  # what others or earlier flags built is of no use
+                install.append("--no-cache-dir")
             _run(install, log, dict(environment.variables))
             if environment.unwanted:
                 _run([*pip, "uninstall", "--yes", *environment.unwanted], log)
