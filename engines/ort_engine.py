@@ -27,7 +27,12 @@ from lade_edge.engines.manifest import GraphEntry
 from lade_edge.engines.masks import StepMask
 from lade_edge.engines.ort_binding import StepBinding, StepBuffers
 from lade_edge.engines.ort_device_binding import DeviceStepBuffers, tensorrt_provider_options
-from lade_edge.engines.ort_session import first_line, library_version, open_session
+from lade_edge.engines.ort_session import (
+    first_line,
+    keeps_whole_scores,
+    library_version,
+    open_session,
+)
 from lade_edge.engines.protocol import (
     WIDEST_STEP,
     BoolArray,
@@ -251,7 +256,8 @@ class OnnxRuntimeEngine(SingleSequence):
 
 def _name(graph: GraphEntry, where: str) -> str:
     cache = f" {graph.cache_type}-cache" if graph.cache_type is not None else ""
-    return f"onnxruntime {library_version()} {where} {graph.form} {graph.precision}{cache}"
+    tiles = "" if keeps_whole_scores() else " attention in tiles"
+    return f"onnxruntime {library_version()} {where} {graph.form} {graph.precision}{cache}{tiles}"
 
 
 def _check_library(graph: GraphEntry) -> None:

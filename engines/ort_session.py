@@ -101,6 +101,11 @@ def _whole_scores() -> Iterator[None]:
         os.environ.pop(_WHOLE_SCORES, None)
 
 
+def keeps_whole_scores() -> bool:
+    """Whether sessions made now keep whole scores; the environment can say otherwise."""
+    return os.environ.get(_WHOLE_SCORES, "1") != "0"
+
+
 def library_version() -> str:
     """Version of the installed onnxruntime."""
     import onnxruntime as ort

@@ -1,4 +1,4 @@
-"""What goes into every linear layer on a calibration text.
+"""What goes into every linear layer, and into the KV cache, on a calibration text.
 
 The lowered float32 graph runs once over the text with the layers' inputs as further outputs, so
 that a bundle's graph is calibrated like a fresh model, without torch.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from lade_edge.engines.protocol import BoolArray, Float32Array, Int64Array
 TEXTS = Path(__file__).with_name("texts")
 CALIBRATION_TEXT = TEXTS / "calibration.txt"
 HELD_APART_TEXT = TEXTS / "held_apart.txt"
-_SEQUENCE = 256  # tokens
+SEQUENCE = 256  # tokens
 _MOST_TOKENS = 8192
 _FEWEST_TOKENS = 32
 _MOMENTS_BYTES = 1 << 30  # of second moments in memory at once
+_LEAST_STARTS = 16  # positions that sequences are run from, to see keys rotated
 _SAMPLE_EVERY = 24  # rows
 _SAMPLE_ROWS = 128
 _LONGEST = 4.0  # row in second moments, in medians
@@ -38,7 +40,7 @@ class InputStatistics:
 
     Attributes:
         largest: ``(K,)`` float32, largest magnitude per channel.
-        sample: ``(n, K)`` float32, the first rows of sequences and some from all over the text.
+        sample: ``(n, K)`` float32, every 24th row of a sequence, of the first 3,000 tokens or so.
         moments: ``(K, K)`` float32, mean of ``x x^T`` with extremely long rows shortened; None where
             it wasn't asked for.
     """
@@ -48,13 +50,16 @@ class InputStatistics:
     moments: Float32Array | None = None
 
 
-def tokenise(tokenizer_file: Path, text_file: Path, max_position: int) -> list[Int64Array]:
-    """Cut a text into sequences of at most 256 tokens.
+def tokenise(
+    tokenizer_file: Path, text_file: Path, max_position: int, *, longest: int = SEQUENCE
+) -> list[Int64Array]:
+    """Cut a text into sequences.
 
     Args:
         tokenizer_file: ``tokenizer.json``.
         text_file: UTF-8 text.
         max_position: Positions of the model.
+        longest: Most tokens of a sequence.
 
     Returns:
         Sequences ``(n,)``, 8192 tokens together at most.
@@ -78,7 +83,7 @@ def tokenise(tokenizer_file: Path, text_file: Path, max_position: int) -> list[I
             f"{text_file} has {len(ids)} tokens, expected at least {_FEWEST_TOKENS}, better some "
             "thousands; use a longer text"
         )
-    length = min(_SEQUENCE, max_position)
+    length = min(longest, max_position)
     return [ids[start : start + length] for start in range(0, len(ids) - 1, length)]
 
 
@@ -129,6 +134,9 @@ def largest_in_cache(
 ) -> dict[str, Float32Array]:
     """Run a lowered graph with a float32 cache over sequences and look into the cache.
 
+    Keys are kept rotated, and a channel may hold at one position what its partner holds at another. So
+    every sequence runs from position 0 and again from others, up to the model's last.
+
     Args:
         graph_file: As for `collect_statistics`; its weights may be quantised.
         spec: Shape of the model.
@@ -137,10 +145,16 @@ def largest_in_cache(
     Returns:
         By cache input, ``(H_kv, D)`` float32: largest magnitude per channel.
     """
-    runner = _Runner(graph_file, spec, [], max(map(len, sequences)))
+    longest = max(map(len, sequences))
+    runner = _Runner(graph_file, spec, [], longest)
     largest: dict[str, Float32Array] = {}
-    for sequence in sequences:
-        runner.run(sequence)
+    count = max(len(sequences), _LEAST_STARTS)
+    spread = np.linspace(0, spec.max_position - longest, count).astype(int).tolist()
+    for sequence, start in [
+        *zip(sequences, [0] * len(sequences), strict=True),
+        *zip(cycle(sequences), spread, strict=False),
+    ]:
+        runner.run(sequence, start)
         for name, cache in runner.caches.items():
             found = np.abs(cache[0, :, : len(sequence)]).max(axis=1)
             largest[name] = np.maximum(largest.get(name, found), found)
@@ -218,16 +232,16 @@ class _Runner:
             for layer in range(spec.num_layers)
         }
 
-    def run(self, tokens: Int64Array) -> dict[str, Float32Array]:
-        """Watched values ``(1, n, K)`` of a sequence ``(n,)``."""
+    def run(self, tokens: Int64Array, start: int = 0) -> dict[str, Float32Array]:
+        """Watched values ``(1, n, K)`` of a sequence ``(n,)`` whose first token has this position."""
         length = len(tokens)
-        positions = np.arange(length)
+        rows = np.arange(length)
         causal = np.tri(length, dtype=np.bool_)
         recent = causal & ~np.tri(length, k=-self._window, dtype=np.bool_)
         feeds: dict[str, npt.NDArray[Any]] = {
             "input_ids": tokens[None],
-            "position_ids": positions[None],
-            "logit_rows": positions,
+            "position_ids": start + rows[None],
+            "logit_rows": rows,
             "seqlens_k": np.array([length - 1], np.int32),
             "total_length": np.array([length], np.int32),
             "write_index": np.zeros(1, np.int64),

@@ -17,7 +17,7 @@ from lade_edge.export.grouped_query_attention import MICROSOFT
 from lade_edge.export.linear_layers import Linear, TokenTable
 from lade_edge.export.quantize_weights import BlockWeights
 
-ACCURACY_LEVEL = 4  # int8 activations, a scale per block of a row: measured in docs/quantization.md
+ACCURACY_LEVEL = 4  # int8 activations, a scale per block of a row
 
 
 def lower_to_blocks(

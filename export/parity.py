@@ -27,7 +27,7 @@ class ParityStep:
     """One step to compare.
 
     Attributes:
-        name: ``prefill``, ``multi_token`` or ``tree``.
+        name: ``single``, ``multi_token`` or ``tree``.
         parents: ``(T,)`` index of each token's parent in the step, -1 for the committed text.
     """
 

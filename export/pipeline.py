@@ -39,6 +39,8 @@ CANONICAL_FILE = "model.onnx"
 DEFAULT_CAPACITY = 4096
 _CANONICAL_OPSET = 24
 _PARITY_WIDTH = 16
+_COMPARED_CAPACITY = 512
+_LONG_TEXT = 2048  # tokens of a text that shows what an int8 cache costs
 
 Progress = Callable[[str], None]
 
@@ -259,6 +261,7 @@ def _quantize(
     from lade_edge.export.calibration import (
         CALIBRATION_TEXT,
         HELD_APART_TEXT,
+        SEQUENCE,
         largest_in_cache,
         tokenise,
     )
@@ -291,24 +294,35 @@ def _quantize(
             )
         _save(model, folder / entry.file)
         stages.begin("quality")
+        longest = _LONG_TEXT if options.kv_cache == "int8" else SEQUENCE
+        capacity = max(longest, _COMPARED_CAPACITY)
         engines = (
-            _open(Path(work), replace(manifest, graphs=(single,)), single),
-            _open(folder, replace(manifest, graphs=(entry,)), entry),
+            _open(Path(work), replace(manifest, graphs=(single,)), single, capacity=capacity),
+            _open(folder, replace(manifest, graphs=(entry,)), entry, capacity=capacity),
         )
         if options.check:
             check_parity(engines[0], manifest.model, make_reference(), single.precision)
-        held_apart = tokenise(tokenizer_file, HELD_APART_TEXT, engines[0].spec.capacity)
+        held_apart = tokenise(
+            tokenizer_file, HELD_APART_TEXT, engines[0].spec.capacity, longest=longest
+        )
         quality = compare_quality(*engines, held_apart)
-    warning = check_quality(quality, options.precision, allow_loss=options.allow_quality_loss)
+    warning = check_quality(
+        quality,
+        options.precision,
+        kv_cache=options.kv_cache,
+        allow_loss=options.allow_quality_loss,
+    )
     stages.warnings += [warning] if warning else []
     return replace(manifest, quality=quality)
 
 
-def _open(folder: Path, manifest: Manifest, graph: GraphEntry) -> Engine:
+def _open(
+    folder: Path, manifest: Manifest, graph: GraphEntry, *, capacity: int = _COMPARED_CAPACITY
+) -> Engine:
     """An engine for comparisons, over files that no manifest describes yet."""
     return open_engine(
         Bundle(folder=folder, manifest=manifest, graph=graph),
-        capacity=min(512, manifest.model.max_position),
+        capacity=min(capacity, manifest.model.max_position),
         max_width=_PARITY_WIDTH,
     )
 

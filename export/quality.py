@@ -48,8 +48,16 @@ def compare_quality(reference: Engine, engine: Engine, sequences: Sequence[Int64
     )
 
 
-def check_quality(quality: Quality, precision: str, *, allow_loss: bool) -> str | None:
+def check_quality(
+    quality: Quality, precision: str, *, kv_cache: str = "fp32", allow_loss: bool
+) -> str | None:
     """Judge a measured quality.
+
+    Args:
+        quality: What was measured.
+        precision: Of the weights, for the sentence.
+        kv_cache: Type of the KV cache, for the sentence.
+        allow_loss: Keep what lost too much.
 
     Returns:
         A warning in one sentence, or None.
@@ -58,13 +66,15 @@ def check_quality(quality: Quality, precision: str, *, allow_loss: bool) -> str 
         ExportError: If the loss is beyond what anybody wants unasked.
     """
     ratio = quality.perplexity_ratio
+    cache = "" if kv_cache == "fp32" else f" with an {kv_cache} KV cache"
+    instead = "" if kv_cache == "fp32" else "--kv-cache fp32 or "
     said = (
-        f"{precision} has {ratio:.3f} times the perplexity of fp32 and chooses the same token at "
+        f"{precision}{cache} has {ratio:.3f} times the perplexity of fp32 and chooses the same token at "
         f"{quality.top1_agreement:.1%} of the positions"
     )
     if not ratio <= FAIL_ABOVE and not allow_loss:
         raise ExportError(
-            f"{said}; at most {FAIL_ABOVE} times is kept: use another --precision, calibrate with a "
+            f"{said}; at most {FAIL_ABOVE} times is kept: use {instead}another --precision, calibrate with a "
             "text like yours (--calibrate FILE), or accept it with --allow-quality-loss"
         )
     if not ratio <= WARN_ABOVE:

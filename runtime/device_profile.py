@@ -17,7 +17,7 @@ _MOST_CHANGE = 2.0  # of the price of width, by one generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """One measurement.
+    """Step times, as they were measured and corrected since.
 
     Attributes:
         step_ms: Milliseconds of a step by its width in tokens, all rows wanted, by
@@ -64,18 +64,19 @@ class DeviceProfile:
     def corrected(self, seconds: Mapping[int, Sequence[float]], length: int) -> DeviceProfile:
         """This profile with the steps of a finished generation taken in.
 
-        What a step costs beyond a plain one follows at once, for all widths alike: a machine whose
-        memory got slower, or its arithmetic, changes that. How a single width departs from the rest
-        follows slowly. A machine that got slower as a whole changes nothing.
+        What a step costs beyond a plain one follows within a few generations, for all widths alike:
+        a machine whose memory got slower, or its arithmetic, changes that. How a single width
+        departs from the rest follows slowly. A machine that got slower as a whole changes nothing.
 
         Args:
             seconds: Times of the steps by width.
             length: Committed slots, on average.
         """
+        widest = self.widths[-1]
         times = {
             width: 1e3 * median(spent)
             for width, spent in seconds.items()
-            if len(spent) >= _LEAST_STEPS and median(spent)
+            if width <= widest and len(spent) >= _LEAST_STEPS and median(spent)
         }
         counts = {width: len(seconds[width]) for width in times}
         price = self._price_of_width(times, counts, length)

@@ -232,7 +232,7 @@ class Model:
     def profile(self) -> DeviceProfile:
         """Step times of this engine on this device.
 
-        Measured once, kept in the user's cache, corrected by every generation that went by them.
+        Measured once, kept in the user's cache, corrected by every later generation.
 
         A stream still running on this model is closed if a measurement has to be made.
         """

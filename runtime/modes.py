@@ -65,6 +65,8 @@ def prepare(
     if exact:
         min_width = max(min_width, _EXACT_MIN_WIDTH)
         tested = profile().widths
+        if settings.min_width == min_width:
+            _check_tested(tested, min_width)
         max_width = max(width for width in tested if width <= max(max_width, tested[0]))
         _check_invariance(profile(), spec, min_width)
     if min_width > max_width:
@@ -114,6 +116,15 @@ def _max_width(settings: GenerationConfig, spec: EngineSpec) -> int:
             f"{spec.max_width} tokens; lower it or open the engine for more"
         )
     return settings.max_width
+
+
+def _check_tested(tested: Sequence[int], min_width: int) -> None:
+    """Plain decoding at this width is what exact output is the same as, so it must be a tested one."""
+    if min_width not in tested:
+        raise ConfigError(
+            f"mode exact is tested for steps of {', '.join(map(str, tested))} tokens, min_width is "
+            f"{min_width}; choose one of them (--min-width)"
+        )
 
 
 def _check_invariance(profile: DeviceProfile, spec: EngineSpec, min_width: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from lade_edge.runtime.device_profile import DeviceProfile
 
 if TYPE_CHECKING:
-    from lade_edge.engines.protocol import Engine
+    from lade_edge.engines.protocol import Engine, Float32Array
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32)
 _NEAR, _FAR = 256, 2048  # committed slots while measuring, fewer where the capacity is lower
@@ -39,7 +39,7 @@ def measure(
     times: dict[int, dict[int, list[float]]] = {
         used: {width: [] for width in widths} for used in lengths
     }
-    rows: dict[int, list[bytes]] = {}
+    rows: dict[int, dict[int, list[bytes]]] = {used: {} for used in lengths}
     engine.reset()
     try:
         for used in lengths:
@@ -48,21 +48,21 @@ def measure(
                 for width in widths:
                     tokens = text[used : used + width].tolist()
                     chain, wanted = np.tri(width, dtype=np.bool_), np.arange(width)
-                    started = perf_counter()
                     engine.step(tokens, range(used, used + width), chain, wanted)
-                    times[used][width].append(1e3 * (perf_counter() - started))
-                    if used == lengths[0] and not round_number:
-                        rows[width] = [engine.logits(row).tobytes() for row in range(width)]
+                    times[used][width].append(1e3 * engine.run_s)
+                    if not round_number:
+                        rows[used][width] = [_digest(engine.logits(row)) for row in range(width)]
                 done += 1
                 progress(done / total)
     finally:
         engine.reset()
+    found = [_invariant_from(by_width) for by_width in rows.values()]
     return DeviceProfile(
         step_ms={
             used: {width: min(spent[1:]) for width, spent in by_width.items()}
             for used, by_width in times.items()
         },
-        invariant_from=_invariant_from(rows),
+        invariant_from=None if None in found else max(filter(None, found)),
     )
 
 
@@ -73,8 +73,12 @@ def measured_lengths(engine: Engine, widths: Sequence[int]) -> list[int]:
     return sorted({min(_NEAR, most), min(_FAR, most)})
 
 
+def _digest(row: Float32Array) -> bytes:
+    return hashlib.sha256(row.tobytes()).digest()
+
+
 def _invariant_from(rows: dict[int, list[bytes]]) -> int | None:
-    """Least width whose rows all wider steps repeat."""
+    """Least width whose rows all wider steps repeat, from what tells rows apart."""
     widths = sorted(rows)
     for index, width in enumerate(widths[:-1]):
         if all(rows[wider][:width] == rows[width] for wider in widths[index + 1 :]):

@@ -323,6 +323,10 @@ def test_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
         setup = Setup(tmp_path / "cache", folder / "model.gguf", lambda what: None)
         found.append(setup.model(candidate))
     assert found[0] == found[2] != found[1]
+    (found[0] / "used").touch()
+    assert (setup.model(candidate) / "used").exists()
+    other = replace(candidate, conversion=(*candidate.conversion, "more"))
+    assert not (setup.model(other) / "used").exists()  # made again
 
 
 def test_this_projects_worker_generates_and_scores(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import EOS, LETTERS, PROFILE, Recital, Script, ScriptedEngine, scripted_model
+from lade_edge.engines.errors import ConfigError
 from lade_edge.engines.protocol import BoolArray, Ids, Int64Array, StepResult
 from lade_edge.runtime.device_profile import DeviceProfile
 from lade_edge.runtime.generation import Generation
@@ -36,15 +37,22 @@ prompts = st.lists(st.sampled_from([*LETTERS, EOS, 7]), min_size=1, max_size=12)
 fixed = st.fixed_dictionaries(
     {"window": st.integers(0, 5), "ngram": st.integers(2, 5), "guesses": st.integers(0, 4)}
 )
-by_cost = st.fixed_dictionaries(
-    {
-        "mode": st.sampled_from(["auto", "exact"]),
-        "cost": st.sampled_from(["measured", "flat"]),
-        "max_width": st.integers(4, 40),
-        "min_width": st.integers(1, 4),
-    }
-)
-shapes = st.one_of(fixed, by_cost)  # every way of drafting
+
+
+def by_cost(mode: str, min_widths: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "mode": st.just(mode),
+            "cost": st.sampled_from(["measured", "flat"]),
+            "max_width": st.integers(4, 40),
+            "min_width": min_widths,
+        }
+    )
+
+
+tested = st.sampled_from([1, 2, 4])  # exact takes no other; 1 stands for its own least
+# every way of drafting
+shapes = st.one_of(fixed, by_cost("auto", st.integers(1, 4)), by_cost("exact", tested))
 
 
 def expected_ids(script: Script, prompt: list[int], count: int, *, eos: bool = True) -> list[int]:
@@ -359,3 +367,5 @@ def test_exact_runs_tested_widths_only() -> None:
     model.generate("abcabcabc", mode="exact", cost="flat", max_width=13, max_new_tokens=200)
     assert len(set(engine.widths)) > 1
     assert set(engine.widths) <= {2, 4, 6, 8, 12}
+    with pytest.raises(ConfigError, match=r"tested for steps of .* tokens, min_width is 7; choose"):
+        model.generate("abc", mode="exact", min_width=7)

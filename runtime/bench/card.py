@@ -38,7 +38,7 @@ def static_card(model: Model, threads: int) -> dict[str, Any]:
 
 
 def read_bandwidth_gb_s(threads: int) -> float:
-    """The best of several passes in which each thread adds up a block of its own, in GB/s."""
+    """The best of several passes in which each thread reads a block of its own, in GB/s."""
     blocks = [np.ones(_BLOCK, np.float32) for _ in range(threads)]
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:

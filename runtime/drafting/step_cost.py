@@ -4,7 +4,7 @@ A draft token that is accepted saves one plain step. So a tree of k nodes with p
 p_i is worth ``plain * sum(p_i) - (time(k) - plain)``, and the width with the largest worth is taken;
 a plain step is worth nothing, so where no drafts are any good decoding is plain.
 
-Source: docs/drafting.md gives the derivation; the saving is valued at one plain step throughout.
+Source: docs/drafting.md has the rule; the saving is valued at one plain step throughout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StepCost:
             needs to pay, given that later nodes are no likelier; above 1 at ``max_width``.
         widths: Width at which to run a step of so many tokens: itself, or a wider one that is
             faster, or ``min_width``.
-        floor: The least of them: a node below it never pays.
+        floor: The least of ``least_chances``: a node below it never pays.
     """
 
     def __init__(self, times: Mapping[int, float], *, max_width: int, min_width: int = 1) -> None:

@@ -62,11 +62,8 @@ class SuccessorSource:
             rows.contexts, rows.top_ids.tolist(), kinds.tolist(), counts.tolist(), strict=True
         ):
             entry = list(zip(tokens[:count], row, strict=False))
-            for key, table in (
-                (context[-3:], threes),
-                (context[-2:], twos),
-                (context[-1:], ones),
-            ):
+            tables = ((context[-3:], threes), (context[-2:], twos), (context[-1:], ones))
+            for key, table in tables[-len(context) :]:  # fewer where the text has just begun
                 table.pop(key, None)  # the latest stands last, the stalest goes first
                 table[key] = entry
         for table in self._tables:

@@ -214,6 +214,8 @@ def lossy(ratio: float) -> Quality:
 
 def test_quality_is_judged() -> None:
     assert check_quality(lossy(1.02), "int8", allow_loss=False) is None
+    with pytest.raises(ExportError, match=r"int4 with an int8 KV cache has .* --kv-cache fp32 or"):
+        check_quality(lossy(1.2), "int4", kv_cache="int8", allow_loss=False)
     said = check_quality(lossy(1.021), "int8", allow_loss=False)
     assert said is not None
     assert "int8 has 1.021 times the perplexity of fp32" in said

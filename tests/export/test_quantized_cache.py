@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from lade_edge.engines import ConfigError, EngineError, open_bundle, open_engine
 from lade_edge.engines.ort_engine import OnnxRuntimeEngine
 from lade_edge.engines.protocol import Engine
 from lade_edge.export import ExportOptions, export_model
+from lade_edge.export.calibration import largest_in_cache
 from lade_edge.export.cli import main
 from lade_edge.runtime import load
 from tiny_models import VOCAB_SIZE
@@ -71,6 +74,24 @@ def test_a_quarter_of_the_memory(bundles: dict[str, Path]) -> None:
         for kind, folder in bundles.items()
     }
     assert sizes["int8"] * 4 == sizes["fp32"] > 0
+
+
+def test_scales_hold_keys_at_every_position(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Rotation moves a key's length from channel to channel, the further the later it stands."""
+    bundle = open_bundle(tiny_bundle)
+    file = bundle.graph.file
+    for name in (file, f"{file}.data"):
+        shutil.copy(tiny_bundle / name, tmp_path / name)
+    spec = bundle.manifest.model
+    sequences = [TOKENS[start : start + 4] for start in range(0, 40, 4)]
+    short, whole = (
+        largest_in_cache(tmp_path / file, replace(spec, max_position=positions), sequences)
+        for positions in (4, spec.max_position)
+    )
+    for name, found in whole.items():
+        grown = found / short[name]
+        assert grown.min() >= 1
+        assert (grown.max() > 1.3) if name.startswith("k") else (grown.max() < 1.001)
 
 
 def test_close_to_a_float_cache_and_used_to_the_full(

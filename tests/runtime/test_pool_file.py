@@ -49,6 +49,16 @@ def test_it_survives_the_file_unchanged(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["copy.json", "pool.json"]
 
 
+def test_a_prompt_of_one_token_leaves_a_pool_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    for _ in range(2):
+        model = scripted_model()
+        model.open_pool(path)
+        model.generate([97], max_new_tokens=20)
+        model.save_pool(path)
+    assert len(read_pool(path, model.prompts.tokenizer, 300).texts) == 2
+
+
 def test_without_a_pool_nothing_survives_a_request() -> None:
     model = scripted_model(Script(surprise=1))
     runs = [model.generate("abc", max_new_tokens=60, cost="flat").stats.steps for _ in range(2)]

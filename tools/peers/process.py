@@ -44,7 +44,7 @@ class WorkerProcess:
         """Send a request and wait for its answer.
 
         Raises:
-            PeerError: If the worker refuses, ends or doesn't answer; it is of no use afterwards.
+            PeerError: If the worker refuses, ends or doesn't answer.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:

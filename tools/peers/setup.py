@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -9,9 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 from peers.catalogue import TRANSFORMERS, Candidate, Environment
 
+from lade_edge import export
 from lade_edge.engines import LadeError, describe_file
 
 TOOLS = Path(__file__).resolve().parents[1]
@@ -77,16 +80,19 @@ class Setup:
         if not candidate.conversion:
             return self._source()
         python = self.python(candidate.environment)
-        return self._make(candidate.name.replace(" ", "-"), python, candidate.conversion)
+        maker = str(candidate.environment) if candidate.environment else _sources_of(export)
+        return self._make(candidate.name.replace(" ", "-"), python, candidate.conversion, maker)
 
     def _source(self) -> Path:
         """The GGUF file as a Hugging Face folder in float32."""
         command = ("python", "-m", "peers.source", "{gguf}", "{out}")
-        return self._make("source", self.python(TRANSFORMERS), command)
+        return self._make("source", self.python(TRANSFORMERS), command, str(TRANSFORMERS))
 
-    def _make(self, name: str, python: Path, command: Sequence[str]) -> Path:
-        folder = self._models / name
-        if not folder.is_dir():
+    def _make(self, name: str, python: Path, command: Sequence[str], maker: str) -> Path:
+        """A model; made again if its command has changed, or what runs it."""
+        folder, mark = self._models / name, self._models / f"{name}.made"
+        want = f"{' '.join(command)}\n{maker}"
+        if not folder.is_dir() or not mark.is_file() or mark.read_text() != want:
             partial = folder.with_name(f"{name}.partial")
             places = {"gguf": self._gguf, "out": partial}
             if "{source}" in command:
@@ -96,8 +102,18 @@ class Setup:
             program, *arguments = (word.format(**places) for word in command)
             log = self._models / f"{name}.log"
             _run([str(python.with_name(program)), *arguments], log, {"PYTHONPATH": python_path()})
+            shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
+            mark.write_text(want)
         return folder
+
+
+def _sources_of(package: ModuleType) -> str:
+    """Tells states of a package's own code apart."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(package.__path__[0]).glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def python_path() -> str:
