@@ -13,9 +13,9 @@ from lade_edge.runtime.config import FinishReason, GenerationConfig
 from lade_edge.runtime.decode import decode
 from lade_edge.runtime.detokenize import Detokenizer, byte_token_ids, special_token_ids
 from lade_edge.runtime.device_profile import DeviceProfile
-from lade_edge.runtime.drafting.pool_file import read_pool, write_pool
+from lade_edge.runtime.drafting.history import DraftHistory
+from lade_edge.runtime.drafting.history_file import read_pool, write_pool
 from lade_edge.runtime.generation import Generation, Stream
-from lade_edge.runtime.history import DraftHistory
 from lade_edge.runtime.kept_prefix import KeptPrefix
 from lade_edge.runtime.logprobs import LogprobReader
 from lade_edge.runtime.modes import prepare

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer
 
 from fakes import Script, fallback_tokenizer, scripted_model
 from lade_edge.engines import ConfigError
-from lade_edge.runtime import history as history_module
-from lade_edge.runtime.drafting.pool_file import read_pool, write_pool
-from lade_edge.runtime.history import DraftHistory
+from lade_edge.runtime.drafting import history as history_module
+from lade_edge.runtime.drafting.history import DraftHistory
+from lade_edge.runtime.drafting.history_file import read_pool, write_pool
 
 
 def test_a_pool_makes_the_same_request_take_fewer_steps_and_changes_no_token(

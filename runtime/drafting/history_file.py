@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lade_edge.engines.errors import ConfigError
-from lade_edge.runtime.history import DraftHistory
+from lade_edge.runtime.drafting.history import DraftHistory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
