@@ -19,8 +19,8 @@ def find_best_in_two_stages(graph: ir.Graph) -> None:
     """Rewrite the TopK behind ``top_logits`` and ``top_ids``, in place.
 
     The results are the same but for ties behind the first place, which may come in another order; a tie
-    for the first place still goes to the lower id. Left as it is: a
-    vocabulary that no chunk divides, or a small one.
+    for the first place still goes to the lower id. Left as it is: a vocabulary that no chunk divides, or
+    a small one.
 
     Args:
         graph: Lowered graph; ``logits`` is ``(1, R, V)`` float32.

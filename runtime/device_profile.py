@@ -20,8 +20,8 @@ class DeviceProfile:
     """Step times, as they were measured and corrected since.
 
     Attributes:
-        step_ms: Milliseconds of a step by its width in tokens, all rows wanted, by
-            committed slots: at one or two lengths, ascending.
+        step_ms: Milliseconds the engine library takes for a step by its width in tokens, all rows
+            wanted, by committed slots: at one or two lengths, ascending.
         invariant_from: Least width from which the rows of a chain are the same, bit for bit, in
             steps of every measured width; None if there is no such width below the widest.
     """

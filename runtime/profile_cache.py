@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lade_edge.engines.protocol import Engine
 
 _FORMAT = 3
-
 _MOVED = 1.02  # times of one width over another's, before a profile is written again
 
 
